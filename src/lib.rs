@@ -18,7 +18,6 @@
     not(all(
         feature = "heap",
         feature = "pool",
-        feature = "segment",
         feature = "sub",
         feature = "encrypt",
         feature = "compress"
@@ -66,8 +65,6 @@ mod pool_chunk_note;
 mod pool_latch;
 #[cfg(all(feature = "heap", not(loom)))]
 mod runtime;
-#[cfg(all(feature = "segment", not(loom)))]
-pub mod segment;
 #[cfg(not(loom))]
 pub mod store;
 // The protocol of readers of compressed pages, for its model.

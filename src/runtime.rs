@@ -654,41 +654,6 @@ impl ExtentSource for Region {
         let budget = self.budget();
         budget.free().0 >= budget.limit().0.div_ceil(2)
     }
-
-    #[cfg(feature = "segment")]
-    fn fetch_max(&self) -> ByteCount {
-        /// What is read ahead must not be evicted before it is used: as for streams of faults, of which
-        /// there may be others.
-        const LIMIT_PART: u64 = 16;
-        /// But a chunk where it is an eighth at most, for which there is a run of frames: with less nothing
-        /// is asked for, and a migration from a tier of 16 MiB waits for each stream of faults anew.
-        const CHUNK_PART: u64 = 8;
-        const CHUNK: u64 = 2 << 20;
-        let limit = self.budget().limit().0;
-        ByteCount((limit / LIMIT_PART).max((limit / CHUNK_PART).min(CHUNK)))
-    }
-
-    #[cfg(feature = "segment")]
-    fn fetch(&self, ptr: *const u8, len: ByteCount) {
-        let _ = self.prefetch(ptr, len); // Fails for ranges of others only.
-    }
-
-    #[cfg(feature = "segment")]
-    fn send_out(&self, ptr: *const u8, len: ByteCount) {
-        let _ = self.evict_soon(ptr, len); // As above.
-    }
-
-    #[cfg(feature = "segment")]
-    unsafe fn store_chunk(&self, ptr: *const u8, from: *const u8) -> bool {
-        // SAFETY: as the caller promises.
-        unsafe { crate::paging::region::store_chunk(self, ptr, from) }
-    }
-
-    #[cfg(feature = "segment")]
-    unsafe fn forget(&self, ptr: *const u8, len: ByteCount) {
-        // SAFETY: as the caller promises.
-        let _ = unsafe { self.discard(ptr, len) }; // As above.
-    }
 }
 
 impl Config {

@@ -113,7 +113,10 @@ pub(crate) fn print_goals(rows: &[Row]) {
 pub(crate) fn write(name: &str, rows: &[Row], test: bool) -> Result<PathBuf> {
     // A smoke run does not replace real figures.
     let folder = if test { "target/figures/smoke" } else { "target/figures" };
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
+    // The workspace's, for benchmarks of its members too.
+    let mut roots = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
+    let root = roots.find(|dir| dir.join("Cargo.lock").is_file());
+    let folder = root.expect("the workspace has a lock file").join(folder);
     fs::create_dir_all(&folder).map_err(Failure::io)?;
     fs::write(folder.join(format!("{name}.csv")), table(rows)).map_err(Failure::io)?;
     let compared: Vec<&Row> = rows.iter().filter(|row| row.goal.is_some()).collect();

@@ -22,6 +22,7 @@ impl Kind {
 
 /// A benchmark and its arguments by size.
 pub(crate) struct Run {
+    /// The member of the workspace that has it.
     pub(crate) package: &'static str,
     pub(crate) bench: &'static str,
     pub(crate) quick: &'static [&'static str],
@@ -165,7 +166,7 @@ const PLACEMENT: Run = Run {
 };
 
 const TIERS: Run = Run {
-    package: "farheap",
+    package: "farheap-segments",
     bench: "tiers",
     quick: &["tpch", "separation", "--rounds", "2", "--passes", "2"],
     usual: &["tpch", "separation"],

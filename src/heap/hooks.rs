@@ -90,40 +90,6 @@ pub(crate) trait ExtentSource: Send + Sync {
     fn has_plenty(&self) -> bool {
         false
     }
-
-    // Advice, not from hooks: a source may ignore it.
-
-    #[cfg(feature = "segment")]
-    /// The most that is worth asking for with [`fetch`](ExtentSource::fetch) before it is used.
-    fn fetch_max(&self) -> ByteCount {
-        ByteCount::ZERO
-    }
-
-    #[cfg(feature = "segment")]
-    /// The range, which is committed, will be read soon.
-    fn fetch(&self, _ptr: *const u8, _len: ByteCount) {}
-
-    #[cfg(feature = "segment")]
-    /// The range, which is committed, will not be used soon: its memory is better used for something else.
-    fn send_out(&self, _ptr: *const u8, _len: ByteCount) {}
-
-    #[cfg(feature = "segment")]
-    /// Gives the 2 MiB at `ptr`, which are committed, the content of `from`, on the device. `false`: nothing has
-    /// changed, and the caller writes to the memory.
-    ///
-    /// # Safety
-    /// `ptr` is a multiple of 2 MiB; the caller alone uses them, and needs nothing of what they hold. As much
-    /// can be read at `from`, and does not change meanwhile.
-    unsafe fn store_chunk(&self, _ptr: *const u8, _from: *const u8) -> bool {
-        false
-    }
-
-    #[cfg(feature = "segment")]
-    /// Nobody needs what the range holds, which stays committed.
-    ///
-    /// # Safety
-    /// As the summary says, and no reference into the range exists.
-    unsafe fn forget(&self, _ptr: *const u8, _len: ByteCount) {}
 }
 
 /// One arena's hooks. The table comes first: jemalloc's pointer to it is a pointer to all.

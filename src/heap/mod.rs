@@ -20,8 +20,6 @@
 //!    zeroed, which happens last, outside of jemalloc and of caches. Hooks run pinned local.
 
 mod accounting;
-#[cfg(feature = "segment")]
-mod advice;
 mod arena_set;
 pub mod c_malloc;
 pub(crate) mod check;
@@ -50,8 +48,6 @@ mod thread_cache;
 mod tiers;
 
 pub use accounting::TierMemory;
-#[cfg(feature = "segment")]
-pub(crate) use advice::{fill_soon, free_now, leave_alone, read_ahead_max, read_soon, store_chunk};
 pub use droppable::Arena;
 pub(crate) use ending::release as release_for_ended_threads;
 pub(crate) use far_arenas::FarArenas;

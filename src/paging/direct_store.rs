@@ -30,36 +30,71 @@ use crate::paging::tables::charge;
 use crate::sys::signals::SignalsBlocked;
 use std::time::{Duration, Instant};
 
-/// Gives a chunk of 2 MiB the content of `from`, and has it written to the device. `false`: nothing has changed;
-/// the caller writes to the memory itself. That is so where the chunk holds something, for small limits, while
-/// writes fail, and when no room was made for a while.
-///
-/// # Safety
-/// `ptr` begins a chunk of the region that the caller alone uses, and needs nothing of. 2 MiB can be read at
-/// `from`, and do not change meanwhile.
-pub(crate) unsafe fn store_chunk(region: &Region, ptr: *const u8, from: *const u8) -> bool {
-    let pager = &*region.pager;
-    let Ok((first, _)) = region.extents.pages_of(ptr, ByteCount(CHUNK as u64)) else {
-        return false;
-    };
-    let chunk = pager.chunk_of(first);
-    let may_store = region.is_here() && first.0.is_multiple_of(pager.pages_per_chunk());
-    if !may_store || !holds_nothing(pager, chunk) {
-        return false;
+impl Region {
+    /// Gives a chunk of 2 MiB the content of `from` and begins to write it to the device, past the memory that is in
+    /// use: for a program that writes what it will not need soon. Returns `false` where the caller must write to the
+    /// memory itself, because nothing has changed: where `ptr` is no multiple of 2 MiB or the chunk holds something,
+    /// for small limits, while writes fail, and when no room was made for a while.
+    ///
+    /// [`evict`](Region::evict) of the range waits until it is written.
+    ///
+    /// # Safety
+    /// The 2 MiB at `ptr` are mapped, the caller alone uses them, and needs nothing of what they hold; 2 MiB can be
+    /// read at `from`, and do not change meanwhile. (What lies outside of the region is left alone.)
+    ///
+    /// # Examples
+    /// ```
+    /// use farheap::ByteCount;
+    /// use farheap::region::{Region, RegionConfig};
+    /// use farheap::store::MemStore;
+    /// use std::sync::Arc;
+    ///
+    /// const CHUNK: usize = 2 << 20;
+    /// let store = Arc::new(MemStore::new(ByteCount::mib(64))?);
+    /// match Region::create(RegionConfig::new().limit(ByteCount::mib(16)), store) {
+    ///     Ok(region) => {
+    ///         let (len, column) = (ByteCount::mib(32), vec![7_u8; CHUNK]);
+    ///         let ptr = region.map(len)?.as_ptr();
+    ///         for chunk in (0..32 << 20).step_by(CHUNK).map(|at| ptr.wrapping_add(at)) {
+    ///             // SAFETY: mapped above, and nobody else uses it; a region begins at a multiple of 2 MiB, and what
+    ///             // is not stored as a whole is written.
+    ///             unsafe {
+    ///                 if !region.store_chunk(chunk, column.as_ptr()) {
+    ///                     std::ptr::copy_nonoverlapping(column.as_ptr(), chunk, CHUNK);
+    ///                 }
+    ///             }
+    ///         }
+    ///         // SAFETY: mapped and filled above.
+    ///         assert_eq!(unsafe { ptr.add(5 << 20).read() }, 7);
+    ///     }
+    ///     Err(error) => println!("{error}"), // It tells how to allow userfaultfd.
+    /// }
+    /// # Ok::<(), farheap::Error>(())
+    /// ```
+    pub unsafe fn store_chunk(&self, ptr: *mut u8, from: *const u8) -> bool {
+        let pager = &*self.pager;
+        let Ok((first, _)) = self.extents.pages_of(ptr, ByteCount(CHUNK as u64)) else {
+            return false;
+        };
+        let chunk = pager.chunk_of(first);
+        let may_store = self.is_here() && ptr.addr().is_multiple_of(CHUNK);
+        if !may_store || !holds_nothing(pager, chunk) {
+            return false;
+        }
+        let Some(run) = run_to_fill(pager, &self.requests) else { return false };
+        // Before the chunk is latched: `from` may be far, and its faults may need threads that wait for latches.
+        // SAFETY: the caller's bytes; the run is this thread's, as long, and nobody else's (invariant 1).
+        unsafe { std::ptr::copy_nonoverlapping(from, pager.frames().ptr(run), CHUNK) };
+        // From here on the evictor gets the pages of the run, or nobody does.
+        let _blocked = SignalsBlocked::new();
+        if !cool(pager, chunk, run) {
+            pager.pool().free_run(run);
+            return false;
+        }
+        self.requests.hand_over(run);
+        pager.pool().waiters().call_evictor();
+        true
     }
-    let Some(run) = run_to_fill(pager, &region.requests) else { return false };
-    // Before the chunk is latched: `from` may be far, and its faults may need threads that wait for latches.
-    // SAFETY: the caller's bytes; the run is this thread's, as long, and nobody else's (invariant 1).
-    unsafe { std::ptr::copy_nonoverlapping(from, pager.frames().ptr(run), CHUNK) };
-    // From here on the evictor gets the pages of the run, or nobody does.
-    let _blocked = SignalsBlocked::new();
-    if !cool(pager, chunk, run) {
-        pager.pool().free_run(run);
-        return false;
-    }
-    region.requests.hand_over(run);
-    pager.pool().waiters().call_evictor();
-    true
 }
 
 /// A run of frames with memory; waits for a while until one is written.

@@ -10,7 +10,7 @@ mod config;
 mod counters;
 #[cfg(not(loom))]
 mod diagnostics;
-#[cfg(all(feature = "segment", not(loom)))]
+#[cfg(not(loom))]
 mod direct_store;
 #[cfg(not(loom))]
 mod evict;

@@ -22,8 +22,6 @@
 pub use crate::paging::config::{Install, Mode, RegionConfig};
 pub(crate) use crate::paging::config::{PAGE_MAX, PAGE_MIN};
 // For the simulation of policies, a benchmark.
-#[cfg(feature = "segment")]
-pub(crate) use crate::paging::direct_store::store_chunk;
 #[doc(hidden)]
 pub use crate::paging::evict::policy;
 pub use crate::paging::latency::{Latencies, Latency};

@@ -5,23 +5,11 @@
 #![expect(unsafe_code, reason = "advises")]
 
 const KERNEL_PAGE: usize = 4096;
-#[cfg(feature = "segment")]
-const HUGE_PAGE: usize = 2 << 20;
-
-/// Asks for huge pages in the parts of a range that are as large as one. Where the kernel has none, or
-/// nothing is mapped there, nothing changes.
-#[cfg(feature = "segment")]
-pub(crate) fn prefer_huge_pages(start: usize, len: usize) {
-    if let Some((first, len)) = within(start, len, HUGE_PAGE) {
-        // SAFETY: says how memory that is missing is to be found; contents stay.
-        unsafe { libc::madvise(first as *mut libc::c_void, len, libc::MADV_HUGEPAGE) };
-    }
-}
 
 /// Keeps the kernel pages that lie whole in a range from becoming huge ones. Where the kernel has none, nothing changes.
 pub(crate) fn avoid_huge_pages(start: usize, len: usize) {
-    if let Some((first, len)) = within(start, len, KERNEL_PAGE) {
-        // SAFETY: as above.
+    if let Some((first, len)) = within(start, len) {
+        // SAFETY: changes how missing memory is provided; contents stay.
         unsafe { libc::madvise(first as *mut libc::c_void, len, libc::MADV_NOHUGEPAGE) };
     }
 }
@@ -32,15 +20,15 @@ pub(crate) fn avoid_huge_pages(start: usize, len: usize) {
 /// # Safety
 /// The range is private anonymous memory, nobody needs what it holds, and no reference into it exists.
 pub(crate) unsafe fn discard(start: usize, len: usize) {
-    if let Some((first, len)) = within(start, len, KERNEL_PAGE) {
+    if let Some((first, len)) = within(start, len) {
         // SAFETY: as the caller promises, for a part of the range.
         unsafe { libc::madvise(first as *mut libc::c_void, len, libc::MADV_DONTNEED) };
     }
 }
 
-/// First address and bytes of the units that lie whole in a range, if there are any. Miri knows no
+/// First address and bytes of the kernel pages that lie whole in a range, if there are any. Miri knows no
 /// advice.
-fn within(start: usize, len: usize, unit: usize) -> Option<(usize, usize)> {
-    let (first, end) = (start.next_multiple_of(unit), (start + len) & !(unit - 1));
+fn within(start: usize, len: usize) -> Option<(usize, usize)> {
+    let (first, end) = (start.next_multiple_of(KERNEL_PAGE), (start + len) & !(KERNEL_PAGE - 1));
     (first < end && !cfg!(miri)).then(|| (first, end - first))
 }

@@ -287,3 +287,48 @@ fn what_is_written_faster_than_the_device_leaves_in_chunks_several_at_once() {
         data.check_all();
     }
 }
+
+#[test]
+fn chunks_that_are_stored_whole_hold_what_was_given_and_leave_the_limit_alone() {
+    let _watch = watchdog("chunks are stored whole", Duration::from_secs(240));
+    const CHUNKS: usize = 48;
+    let config = RegionConfig::new().limit(LIMIT);
+    let Some(region) = region(config, mem_store(ByteCount::mib(256))) else { return };
+    let len = ByteCount((CHUNKS * CHUNK) as u64);
+    let base = region.map(len).expect("fits the device").as_ptr();
+    let value = |chunk: usize, at: usize| ((chunk << 32 | at) as u64).wrapping_mul(0x9E37_79B9) | 1;
+    let values = |chunk| (0..CHUNK / 8).map(|at| value(chunk, at)).collect::<Vec<_>>();
+    let mut stored = 0;
+    for chunk in 0..CHUNKS {
+        let (ptr, from) = (base.wrapping_add(chunk * CHUNK), values(chunk));
+        // SAFETY: the chunk is mapped and of this thread alone; the values are as long.
+        if unsafe { region.store_chunk(ptr, from.as_ptr().cast()) } {
+            stored += 1;
+            // It holds something now, and stays as it is.
+            // SAFETY: as above.
+            assert!(!unsafe { region.store_chunk(ptr, values(99).as_ptr().cast()) });
+        } else {
+            // SAFETY: as above.
+            unsafe { ptr.copy_from_nonoverlapping(from.as_ptr().cast(), CHUNK) };
+        }
+        let elsewhere = [ptr.wrapping_add(CHUNK / 2), std::ptr::without_provenance_mut(CHUNK)];
+        // SAFETY: no chunk of the region begins there, so that nothing is done.
+        let refused = elsewhere.map(|at| unsafe { region.store_chunk(at, from.as_ptr().cast()) });
+        assert_eq!(refused, [false, false]);
+    }
+    let seen = region.stats();
+    println!("{stored} of {CHUNKS} chunks were stored whole");
+    // None where MOVE is missing.
+    assert!(stored > 0 || seen.chunks_evicted == 0, "{seen:?}");
+    for chunk in 0..CHUNKS {
+        let ptr = base.wrapping_add(chunk * CHUNK).cast::<u64>();
+        let wrong = values(chunk).into_iter().zip(0..).filter(|(value, at)| {
+            // SAFETY: mapped and filled above.
+            let seen = unsafe { ptr.wrapping_add(*at).read() };
+            seen != *value
+        });
+        assert_eq!(wrong.count(), 0, "chunk {chunk}");
+    }
+    let stats = region.stats();
+    assert!(stats.resident_bytes_max.0 <= LIMIT.0, "{stats:?}");
+}

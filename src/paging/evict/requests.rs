@@ -125,7 +125,6 @@ impl Requests {
         }
     }
 
-    #[cfg(feature = "segment")]
     /// Hands a run of frames over, whose pages cool from now on. The caller rings.
     pub(in crate::paging) fn hand_over(&self, first: FrameId) {
         let _blocked = SignalsBlocked::new();
@@ -143,14 +142,12 @@ impl Requests {
         self.has_freed.notify_all();
     }
 
-    #[cfg(feature = "segment")]
     /// Times that frames of runs have become free.
     pub(in crate::paging) fn freed(&self) -> u64 {
         let _blocked = SignalsBlocked::new();
         self.lock().freed
     }
 
-    #[cfg(feature = "segment")]
     /// Waits until frames of runs have become free more than `seen` times, no longer than `most`.
     pub(in crate::paging) fn wait_for_freed(&self, seen: u64, most: Duration) {
         let _blocked = SignalsBlocked::new();

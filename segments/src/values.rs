@@ -1,14 +1,16 @@
 //! The values of one copy of a segment, in the memory of one tier.
 
-#![expect(unsafe_code, reason = "takes in values whose bytes the tier has copied")]
+#![expect(unsafe_code, reason = "takes in what the tier has copied, drops what freed values hold")]
 
-use super::error::SegmentError;
-use super::stream::CHUNK;
-use crate::base::units::ByteCount;
-use crate::heap::{self, Far, Local, Placement, Tier};
-use allocator_api2::alloc::Allocator;
-use allocator_api2::collections::TryReserveError;
-use allocator_api2::vec::Vec;
+use crate::error::SegmentError;
+use crate::stream::{self, CHUNK};
+use crate::sys;
+use farheap::allocator_api2::alloc::Allocator;
+use farheap::allocator_api2::collections::TryReserveError;
+use farheap::allocator_api2::vec::Vec;
+use farheap::region::Region;
+use farheap::{ByteCount, Far, Local, Placement, Tier};
+use std::mem::ManuallyDrop;
 use std::ops::Deref;
 
 /// An array that does not grow beyond what it was made for.
@@ -57,20 +59,23 @@ impl<T: Copy> Values<T> {
 
     /// Takes the first chunk of `more` in by way of the device, past the memory of the tier, if one begins here and
     /// the tier can do it; returns how many values that were.
-    pub(super) fn store_chunk(&mut self, more: &[T]) -> usize {
+    pub(super) fn store_chunk(&mut self, more: &[T], tier: &Region) -> usize {
         match self {
             Values::Local(_) => 0,
-            Values::Far(values) => store_chunk(values, more),
-            Values::Tier(values) => store_chunk(values, more),
+            Values::Far(values) => store_chunk(values, more, tier),
+            Values::Tier(values) => store_chunk(values, more, tier),
         }
     }
 
     /// Frees the array and returns its memory to the kernel at once, for migrations are done to make room.
     pub(super) fn free_now(self) {
         match self {
-            Values::Local(values) => heap::free_now(values),
-            Values::Far(values) => heap::free_now(values),
-            Values::Tier(values) => heap::free_now(values),
+            Values::Local(values) => free_now(values, |ptr, len| {
+                // SAFETY: local memory, of values that are freed.
+                unsafe { sys::give_back(ptr, len) };
+            }),
+            Values::Far(values) => free_now(values, discard),
+            Values::Tier(values) => free_now(values, discard),
         }
     }
 }
@@ -83,8 +88,25 @@ fn with_capacity_in<T, A: Allocator>(
     values.try_reserve_exact(len).map(|()| values)
 }
 
+/// Frees a vector, after `forget` has dropped what its memory holds: what the allocator keeps for reuse is the
+/// addresses alone.
+fn free_now<T: Copy, A: Allocator>(values: Vec<T, A>, forget: impl FnOnce(*const u8, usize)) {
+    let mut values = ManuallyDrop::new(values);
+    forget(values.as_ptr().cast(), values.capacity() * size_of::<T>());
+    // SAFETY: not used again; its elements, whose bytes have changed, are `Copy` and not dropped.
+    unsafe { ManuallyDrop::drop(&mut values) };
+}
+
+/// Drops what far memory holds whose values are freed.
+fn discard(ptr: *const u8, len: usize) {
+    if let Some(tier) = stream::tier_of(ptr) {
+        // SAFETY: nobody reads the values any more. It fails for ranges of others only.
+        let _ = unsafe { tier.discard(ptr, ByteCount(len as u64)) };
+    }
+}
+
 /// See [`Values::store_chunk`].
-fn store_chunk<T: Copy, A: Allocator>(values: &mut Vec<T, A>, more: &[T]) -> usize {
+fn store_chunk<T: Copy, A: Allocator>(values: &mut Vec<T, A>, more: &[T], tier: &Region) -> usize {
     let (len, size) = (values.len(), size_of::<T>());
     let next = values.spare_capacity_mut().as_mut_ptr();
     let is_whole = size > 0 && CHUNK.is_multiple_of(size) && next.addr().is_multiple_of(CHUNK);
@@ -94,7 +116,7 @@ fn store_chunk<T: Copy, A: Allocator>(values: &mut Vec<T, A>, more: &[T]) -> usi
     }
     // SAFETY: the vector has room for `count` values more at a multiple of a chunk, which it alone uses, and
     // there are as many of `more`.
-    if !unsafe { heap::store_chunk(next.cast(), more.as_ptr().cast()) } {
+    if !unsafe { tier.store_chunk(next.cast(), more.as_ptr().cast()) } {
         return 0;
     }
     // SAFETY: that many values more have the bytes of others, of a type that is `Copy`.

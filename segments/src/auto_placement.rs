@@ -1,10 +1,9 @@
 //! Segments placed by how often they are read, within a budget of local memory.
 
-use super::column_chunk::Segment;
-use super::migrator::{Migration, Migrator, Moves};
-use super::plan::{Candidate, plan};
-use crate::base::units::ByteCount;
-use crate::heap::Placement;
+use crate::column_chunk::Segment;
+use crate::migrator::{Migration, Migrator, Moves};
+use crate::plan::{Candidate, plan};
+use farheap::{ByteCount, Placement};
 use std::fmt;
 use std::sync::atomic::AtomicBool;
 
@@ -19,7 +18,7 @@ use std::sync::atomic::AtomicBool;
 ///
 /// # Examples
 /// ```
-/// use farheap::segment::{AutoPlacement, Segment};
+/// use farheap_segments::{AutoPlacement, Segment};
 /// use farheap::{ByteCount, Config, Heap, Placement};
 ///
 /// let heap = match Heap::start(Config::parse("far_limit:8MiB,capacity:64MiB")?) {

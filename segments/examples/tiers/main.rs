@@ -1,7 +1,7 @@
 //! TPC-H over columns whose chunks lie on tiers, and migrate while queries run.
 //!
 //! ```text
-//! cargo run --release --example tiers -- --migrate
+//! cargo run --release -p farheap-segments --example tiers -- --migrate
 //! ```
 //!
 //! `tables` has the columns, each a list of segments; `load` generates them, `queries` computes over
@@ -12,14 +12,14 @@
 mod answers;
 mod args;
 mod auto;
-#[path = "../common/checks.rs"]
+#[path = "../../../examples/common/checks.rs"]
 mod checks;
-#[path = "../common/failure.rs"]
+#[path = "../../../examples/common/failure.rs"]
 mod failure;
 mod load;
-#[path = "../common/memory.rs"]
+#[path = "../../../examples/common/memory.rs"]
 mod memory;
-#[path = "../common/options.rs"]
+#[path = "../../../examples/common/options.rs"]
 mod options;
 mod queries;
 mod report;
@@ -34,8 +34,8 @@ use auto::Auto;
 use checks::{Check, ms, thousands};
 use clap::Parser;
 use failure::Failure;
-use farheap::segment::SegmentError;
 use farheap::{ByteCount, Placement};
+use farheap_segments::SegmentError;
 use options::Compare;
 use report::{Moved, QueryTimes, Report, TierUse};
 use std::process::ExitCode;

@@ -1,6 +1,6 @@
 //! Which segments are to be local: a pure function of what is known of them.
 
-use crate::base::units::ByteCount;
+use farheap::ByteCount;
 
 /// Segments that move together: one, or those of a column.
 #[derive(Clone, Copy, Debug)]

@@ -19,15 +19,14 @@
 //!
 //! **Rate.** The tier that is read is asked for the next 8 MiB all the time, those of the next segment
 //! included. Where [written](Migrator::write_out), whole chunks of 2 MiB go to the device past the tier's
-//! memory, the rest behind the copying, and local memory comes by huge pages. (`cargo bench --bench tiers -- migrate`.)
+//! memory, the rest behind the copying, and local memory comes by huge pages. (`cargo bench -p farheap-segments --bench tiers -- migrate`.)
 //!
 //! **Placement.** Where each segment lies is the program's decision. An [`AutoPlacement`] takes it over for the
 //! segments that it is given: by counted reads, within a budget of local memory, segment by segment
-//! or column by column. (`cargo run --release --features segment --example tiers -- --auto 20%`.)
+//! or column by column. (`cargo run --release -p farheap-segments --example tiers -- --auto 20%`.)
 //!
 //! The three steps are those of *Separated Allocator Metadata in Disaggregated In-Memory Databases:
 //! Friend or Foe?* for Hyrise.
-//! Layer 8; uses `heap`.
 
 mod auto_placement;
 mod column_chunk;
@@ -35,6 +34,7 @@ mod error;
 mod migrator;
 mod plan;
 mod stream;
+mod sys;
 mod values;
 mod visits;
 

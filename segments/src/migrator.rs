@@ -1,10 +1,9 @@
 //! Moves many segments: with progress, at a bounded rate, until it is cancelled.
 
-use super::column_chunk::{Chunk, Segment};
-use super::error::SegmentError;
-use super::stream::{ReadAhead, Rest};
-use crate::base::units::ByteCount;
-use crate::heap::Placement;
+use crate::column_chunk::{Chunk, Segment};
+use crate::error::SegmentError;
+use crate::stream::{ReadAhead, Rest};
+use farheap::{ByteCount, Placement};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -82,7 +81,7 @@ impl<T: Copy + Send + Sync> Moves for Segment<T> {
 ///
 /// # Examples
 /// ```
-/// use farheap::segment::{Migrator, Segment};
+/// use farheap_segments::{Migrator, Segment};
 /// use farheap::{ByteCount, Config, Heap, Placement};
 ///
 /// let heap = match Heap::start(Config::parse("far_limit:8MiB,capacity:64MiB")?) {
@@ -142,7 +141,7 @@ impl<'a> Migrator<'a> {
     /// behind the copying, so that what is in use there stays. For segments that make room
     /// for others and will not be read soon; without it, they stay in the memory of their tier until it is
     /// needed. What [`run`](Migrator::run) has moved last is still on its way when it returns:
-    /// [`Region::evict`](crate::region::Region::evict) waits for that.
+    /// [`Region::evict`](farheap::region::Region::evict) waits for that.
     pub fn write_out(&mut self) -> &mut Migrator<'a> {
         self.rest = Rest::Written;
         self

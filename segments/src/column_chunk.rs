@@ -1,13 +1,12 @@
 //! A segment: its values, its readers, its migration.
 
-use super::error::SegmentError;
-use super::stream::{ReadAhead, Rest, WriteBehind};
-use super::values::Values;
-use super::visits::Visits;
-use crate::base::local::keep_local;
-use crate::base::units::ByteCount;
-use crate::heap::{self, Placement};
+use crate::error::SegmentError;
+use crate::stream::{ReadAhead, Rest, WriteBehind, tier_of};
+use crate::sys;
+use crate::values::Values;
+use crate::visits::Visits;
 use arc_swap::{ArcSwap, Guard};
+use farheap::{ByteCount, Placement, scope};
 use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,13 +17,13 @@ pub(super) struct Chunk<T> {
     placement: Placement,
 }
 
-/// An immutable array that can move to another tier while others read it; see the [module's page](crate::segment).
+/// An immutable array that can move to another tier while others read it; see the [crate's page](crate).
 ///
 /// Memory safety rests on `T: Copy`: values are copied by their bytes, and never dropped.
 ///
 /// # Examples
 /// ```
-/// use farheap::segment::Segment;
+/// use farheap_segments::Segment;
 /// use farheap::{Config, Heap, Placement};
 ///
 /// let heap = match Heap::start(Config::parse("far_limit:8MiB,capacity:64MiB")?) {
@@ -90,7 +89,7 @@ impl<T: Copy> Segment<T> {
     }
 
     fn of(values: Values<T>, placement: Placement) -> Segment<T> {
-        let _ours = keep_local(); // The value itself goes where it is asked for, what counts its readers is local.
+        let _local = scope(Placement::Local); // Whatever scope the caller is in: this counts readers.
         let current = ArcSwap::from_pointee(Chunk { values, placement });
         Segment { current, migrating: Mutex::new(()), visits: Visits::default() }
     }
@@ -160,15 +159,19 @@ impl<T: Copy> Segment<T> {
             return Ok(None);
         }
         let mut copy: Values<T> = Values::with_capacity(to, from.values.len())?;
-        heap::fill_soon(copy.as_ptr().cast(), self.bytes());
+        if to == Placement::Local {
+            sys::fill_soon(copy.as_ptr().cast(), self.bytes().as_usize());
+        }
         let mut read_ahead = ReadAhead::of(&from.values);
-        let mut write_behind = WriteBehind::of(copy.as_ptr().cast(), rest);
+        let begin = copy.as_ptr().cast();
+        let tier = tier_of(begin).filter(|_| rest == Rest::Written);
+        let mut write_behind = WriteBehind::of(begin, tier.as_deref());
         let block_len = (BLOCK_BYTES / size_of::<T>().max(1)).max(1);
         while copy.len() < from.values.len() {
             let done = copy.len();
             let left = &from.values[done..];
             read_ahead.reached(size_of_val(&*copy));
-            if rest == Rest::Written && copy.store_chunk(left) > 0 {
+            if tier.as_deref().is_some_and(|tier| copy.store_chunk(left, tier) > 0) {
                 write_behind.stored(size_of_val(&*copy));
             } else {
                 // Up to the next chunk, which may go to the device whole.
@@ -181,7 +184,7 @@ impl<T: Copy> Segment<T> {
             }
         }
         drop(from);
-        let _ours = keep_local();
+        let _local = scope(Placement::Local);
         Ok(Some(self.current.swap(Arc::new(Chunk { values: copy, placement: to }))))
     }
 }
@@ -198,7 +201,7 @@ impl<T: Copy + fmt::Debug> fmt::Debug for Segment<T> {
 
 /// The values of a [`Segment`], as a slice, from one copy of them.
 ///
-/// Threads may share it. Held for long, it keeps the copy's memory, and a [`Migrator`](crate::segment::Migrator) waiting that
+/// Threads may share it. Held for long, it keeps the copy's memory, and a [`Migrator`](crate::Migrator) waiting that
 /// moves the segment.
 pub struct Reading<T>(Guard<Arc<Chunk<T>>>);
 

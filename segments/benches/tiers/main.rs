@@ -1,11 +1,11 @@
 //! Segments that migrate, and TPC-H over segments on tiers: how fast, and how much memory it takes.
 //!
 //! ```text
-//! cargo bench --bench tiers                         # minutes; needs 1 GiB of disk and RAM
-//! cargo bench --bench tiers -- migrate              # groups whose names contain one of the words
-//! cargo bench --bench tiers -- --size 4GiB --limit 256MiB
-//! cargo bench --bench tiers -- tpch separation --paper   # scale factor 2, for pages of 2 MiB; 1 to 8
-//! cargo bench --bench tiers -- --test               # does it work? seconds
+//! cargo bench -p farheap-segments --bench tiers           # minutes; needs 1 GiB of disk and RAM
+//! cargo bench -p farheap-segments --bench tiers -- migrate        # groups whose names contain one of the words
+//! cargo bench -p farheap-segments --bench tiers -- --size 4GiB --limit 256MiB
+//! cargo bench -p farheap-segments --bench tiers -- tpch separation --paper     # scale factor 2, for pages of 2 MiB; 1 to 8
+//! cargo bench -p farheap-segments --bench tiers -- --test         # does it work? seconds
 //! ```
 //! Segments of 8 MiB go from local memory to the far tier and back, in the default configuration, with
 //! a limit of a quarter of the data, and what is still in memory afterwards is written out as well. The
@@ -22,12 +22,12 @@
 mod answers;
 mod auto;
 mod child;
-#[path = "../common/mod.rs"]
+#[path = "../../../benches/common/mod.rs"]
 mod common;
-#[path = "../common/failure.rs"]
+#[path = "../../../benches/common/failure.rs"]
 #[expect(dead_code, reason = "this benchmark does not catch interrupts")]
 mod failure;
-#[path = "../common/group.rs"]
+#[path = "../../../benches/common/group.rs"]
 #[expect(dead_code, reason = "this benchmark does not swap")]
 mod group;
 #[path = "../../examples/tiers/load.rs"]
@@ -36,11 +36,11 @@ mod load;
 #[path = "../../examples/tiers/queries/mod.rs"]
 #[allow(dead_code, unused_imports, reason = "the example's, and its tests run there")]
 mod queries;
-#[path = "../common/raw.rs"]
+#[path = "../../../benches/common/raw.rs"]
 mod raw;
 mod retier;
 mod separation;
-#[path = "../common/table.rs"]
+#[path = "../../../benches/common/table.rs"]
 mod table;
 #[path = "../../examples/tiers/tables.rs"]
 #[allow(dead_code, unused_imports, reason = "the example's, and its tests run there")]
@@ -53,8 +53,8 @@ mod waits;
 use clap::Parser;
 use common::Unnamed;
 use failure::{Failure, Result};
-use farheap::segment::{Migrator, Segment};
 use farheap::{ByteCount, Config, Heap, Placement};
+use farheap_segments::{Migrator, Segment};
 use hdrhistogram::Histogram;
 use std::fs::File;
 use std::path::PathBuf;

@@ -8,8 +8,8 @@ use crate::tables::{
     COLUMNS, ColumnType, Customer, CustomerRow, Database, LineItem, LineItemRow, Orders, OrdersRow,
     Part, PartRow, PartSupp, PartSuppRow, Supplier, SupplierRow,
 };
-use farheap::segment::SegmentError;
 use farheap::{ByteCount, Placement};
+use farheap_segments::SegmentError;
 use std::collections::HashMap;
 use std::thread;
 use tpchgen::dates::GenerateUtils;

@@ -4,8 +4,8 @@
 //! Both ask for whole chunks of 2 MiB as far as they go: those are one request of the device, and are
 //! mapped and taken out by one call of the kernel.
 
-use crate::base::units::ByteCount;
-use crate::heap;
+use farheap::region::Region;
+use farheap::{ByteCount, Heap};
 use std::marker::PhantomData;
 
 /// What comes and goes whole, at a multiple of its size.
@@ -21,8 +21,15 @@ pub(super) enum Rest {
     Written,
 }
 
+/// Returns the far tier that an address lies in. `None`: the memory is local, or of a process that has forked this one.
+pub(super) fn tier_of(ptr: *const u8) -> Option<Heap> {
+    Heap::tiers().into_iter().find(|tier| tier.contains(ptr))
+}
+
 /// Asks for what is copied next.
 pub(super) struct ReadAhead<'a> {
+    /// The tier of the values, if they are far and it is worth to ask for them.
+    tier: Option<Heap>,
     begin: *const u8,
     len: usize,
     /// Bytes that have been asked for.
@@ -40,38 +47,54 @@ impl<'a> ReadAhead<'a> {
     /// Of values that may be far.
     pub(super) fn of<T>(values: &'a [T]) -> ReadAhead<'a> {
         let (begin, len) = (values.as_ptr().cast(), size_of_val(values));
-        let window = heap::read_ahead_max(begin).as_usize().min(ReadAhead::BYTES_MAX);
+        let tier = tier_of(begin);
+        let window = tier.as_deref().map_or(0, window).min(ReadAhead::BYTES_MAX);
         // Less than a chunk is left to the streams that faults make.
-        let window = if window < CHUNK { 0 } else { window };
-        ReadAhead { begin, len, asked: 0, window, values: PhantomData }
+        let tier = tier.filter(|_| window >= CHUNK);
+        ReadAhead { tier, begin, len, asked: 0, window, values: PhantomData }
     }
 
     /// The first `bytes` have been copied.
     pub(super) fn reached(&mut self, bytes: usize) {
+        let Some(tier) = &self.tier else { return };
         let wanted = match bytes + self.window {
             end if end < self.len => ends_before(self.begin, end),
             _ => self.len,
         };
-        if self.window > 0 && wanted > self.asked {
+        if wanted > self.asked {
             let from = self.begin.wrapping_add(self.asked);
-            heap::read_soon(from, ByteCount((wanted - self.asked) as u64));
+            // Fails for ranges of others only.
+            let _ = tier.prefetch(from, ByteCount((wanted - self.asked) as u64));
             self.asked = wanted;
         }
     }
 }
 
-/// Has what has been copied written, if it is to be.
-pub(super) struct WriteBehind {
+/// Returns how many bytes it is worth to read ahead of the copying, as far as the tier is concerned.
+fn window(tier: &Region) -> usize {
+    /// What is read ahead must not be evicted before it is used: as for streams of faults, of which
+    /// there may be others.
+    const LIMIT_PART: usize = 16;
+    /// But a chunk where it is an eighth at most, for which there is a run of frames: with less nothing
+    /// is asked for, and a migration from a tier of 16 MiB waits for each stream of faults anew.
+    const CHUNK_PART: usize = 8;
+    let limit = tier.stats().limit_bytes.as_usize();
+    (limit / LIMIT_PART).max((limit / CHUNK_PART).min(CHUNK))
+}
+
+/// Asks for what has been copied to be written.
+pub(super) struct WriteBehind<'a> {
+    /// The tier of the copy, if it is far and to be written.
+    tier: Option<&'a Region>,
     begin: *const u8,
     /// Bytes that were handed on.
     handed: usize,
-    rest: Rest,
 }
 
-impl WriteBehind {
+impl<'a> WriteBehind<'a> {
     /// Of a copy that begins at `begin`.
-    pub(super) fn of(begin: *const u8, rest: Rest) -> WriteBehind {
-        WriteBehind { begin, handed: 0, rest }
+    pub(super) fn of(begin: *const u8, tier: Option<&'a Region>) -> WriteBehind<'a> {
+        WriteBehind { tier, begin, handed: 0 }
     }
 
     /// The first `bytes` have been copied, the last chunk of them straight to the device.
@@ -81,11 +104,13 @@ impl WriteBehind {
 
     /// The first `bytes` have been copied, which may be all.
     pub(super) fn reached(&mut self, bytes: usize, is_all: bool) {
+        let Some(tier) = self.tier else { return };
         // A chunk that is still being filled would be read again for its other half.
         let done = if is_all { bytes } else { ends_before(self.begin, bytes) };
-        if self.rest == Rest::Written && done > self.handed {
+        if done > self.handed {
             let from = self.begin.wrapping_add(self.handed);
-            heap::leave_alone(from, ByteCount((done - self.handed) as u64));
+            // As above.
+            let _ = tier.evict_soon(from, ByteCount((done - self.handed) as u64));
             self.handed = done;
         }
     }

@@ -10,8 +10,8 @@ use crate::table::Row;
 use crate::tables::Unit;
 use crate::tpch::{Job, Told};
 use crate::{Options, broken, load};
-use farheap::segment::{AutoPlacement, Migrator};
 use farheap::{ByteCount, Placement};
+use farheap_segments::{AutoPlacement, Migrator};
 
 /// Plans until one moves nothing, at most.
 const PLANS_MAX: usize = 6;

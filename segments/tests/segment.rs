@@ -1,12 +1,13 @@
 //! Segments: right values wherever they are and while they move, whatever the destination does.
 
+#[path = "../../tests/common/mod.rs"]
 mod common;
 
 use common::faulty::FaultyStore;
 use common::{Dice, StopOnDrop, eventually, heap, mem_store, seed, watchdog};
-use farheap::segment::{AutoPlacement, Migrator, Segment, SegmentError};
 use farheap::store::Op;
 use farheap::{ByteCount, Config, Error, Far, Heap, Placement, Tier};
+use farheap_segments::{AutoPlacement, Migrator, Segment, SegmentError};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

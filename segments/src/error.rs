@@ -1,7 +1,6 @@
 //! Why a segment stays where it is.
 
-use crate::base::units::ByteCount;
-use crate::heap::Placement;
+use farheap::{ByteCount, Placement};
 
 /// Why a segment was not made, or stays where it is.
 #[non_exhaustive]

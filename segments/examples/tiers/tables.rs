@@ -10,8 +10,8 @@
 
 use crate::waits;
 use clap::ValueEnum;
-use farheap::segment::{AutoPlacement, Migrator, Reading, Segment, SegmentError};
 use farheap::{ByteCount, Placement};
+use farheap_segments::{AutoPlacement, Migrator, Reading, Segment, SegmentError};
 use std::ops::Range;
 
 /// Rows of a segment.
