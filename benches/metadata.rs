@@ -28,7 +28,6 @@ mod failure;
 #[expect(dead_code, reason = "this benchmark does not catch interrupts")]
 mod process;
 #[path = "common/raw.rs"]
-#[expect(dead_code, reason = "this benchmark copies no files")]
 mod raw;
 #[path = "common/table.rs"]
 mod table;

@@ -13,7 +13,6 @@
 
 mod common;
 #[path = "common/raw.rs"]
-#[expect(dead_code, reason = "this benchmark copies no files")]
 mod raw;
 
 use clap::Parser;

@@ -20,8 +20,8 @@ use crate::heap::{
     self, Edges, ExtentSource, FarArenas, FarArenasOptions, TIERS_MAX, Tier, TierMemory,
 };
 use crate::limit::manager::MemoryManager;
-use crate::paging::region::{self, Mode, Region, Stats};
-use crate::store::{BlockStore, JoinedStore, Store};
+use crate::paging::region::{Mode, Region, Stats};
+use crate::store::{BlockStore, Store};
 use crate::sys::messages::{self, Deliver};
 use crate::sys::probe::Node;
 use crate::sys::statm::Statm;
@@ -548,8 +548,8 @@ impl Heap {
             }
             drop(running.splice(at..at, ending));
         } else {
-            // A thread that moves pages holds the region, and would go on; so does a handle that is left.
-            ending.iter().for_each(|tier| region::end(&tier.heap.region));
+            // A handle that is left holds the region, which would go on.
+            ending.iter().for_each(|tier| tier.heap.region.end());
         }
         result
     }
@@ -693,22 +693,14 @@ fn wanted_threshold(config: &Config) -> Option<ByteCount> {
 }
 
 fn open_store(config: &Config) -> Result<Arc<dyn Store>> {
-    let first = match config.device() {
+    let store = match config.device() {
         Some(device) => BlockStore::scratch(device, config.capacity(), config.overwrite())?,
         None => BlockStore::temporary(config.dir(), config.capacity())?,
     };
-    let first = prepare(config, first)?;
-    let Some(path) = config.second() else { return Ok(first) };
-    let second = BlockStore::scratch(path, config.second_capacity(), config.overwrite())?;
-    Ok(Arc::new(JoinedStore::new(first, prepare(config, second)?)?))
-}
-
-/// Does with an opened device or file what the options say of all.
-fn prepare(config: &Config, store: BlockStore) -> Result<Arc<dyn Store>> {
     if store.is_in_memory() {
         warn(format_args!(
             "{}: this file system is in memory (tmpfs), so that evicting to it frees no memory; \
-             set `dir`, `device` or `second` to something on a disk",
+             set `dir` or `device` to something on a disk",
             store.describe()
         ));
     }

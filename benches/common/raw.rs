@@ -39,14 +39,6 @@ pub(crate) fn transfer(file: &File, len: usize, write: bool) -> std::io::Result<
     })
 }
 
-/// Copies the first `len` bytes of a file to another, block by block.
-pub(crate) fn copy(from: &File, to: &File, len: usize) -> std::io::Result<()> {
-    for_blocks(len, &|block, at| {
-        from.read_exact_at(bytes_of(block), at)?;
-        to.write_all_at(bytes_of(block), at)
-    })
-}
-
 fn bytes_of(block: &mut [u64]) -> &mut [u8] {
     // SAFETY: the words of the block, seen as bytes.
     unsafe { std::slice::from_raw_parts_mut(block.as_mut_ptr().cast::<u8>(), BLOCK) }

@@ -214,11 +214,6 @@ typedef struct farheap_config {
     /* the NUMA node whose memory holds the far memory that is resident; any or its number; default
      * any */
     const char *node;
-    /* the block device or regular file that pages can be moved to in place; block device or file;
-     * its contents are lost; default none */
-    const char *second;
-    /* how many bytes of the second device may be used; size; default all of the second device */
-    uint64_t second_capacity;
     /* whether wrong frees, and writes outside of blocks, end the process; default off */
     farheap_switch check;
 } farheap_config;
@@ -226,7 +221,7 @@ typedef struct farheap_config {
 #define FARHEAP_CONFIG_INIT \
     { sizeof(farheap_config), 0, 0, 0, 0, FARHEAP_DEFAULT, 0, 0, FARHEAP_DEFAULT, 0, 0, 0, \
       0, 0, 0, 0, 0, FARHEAP_DEFAULT, 0, 0, 0, FARHEAP_DEFAULT, 0, FARHEAP_DEFAULT, 0, 0, \
-      FARHEAP_DEFAULT, 0, 0, 0, 0, FARHEAP_DEFAULT }
+      FARHEAP_DEFAULT, 0, 0, FARHEAP_DEFAULT }
 
 /* Checks a text form; NULL and "" are the defaults. FARHEAP_E_CONFIG names the key. */
 farheap_status farheap_check_config(const char *config) FARHEAP_NOEXCEPT;
@@ -384,41 +379,6 @@ farheap_status farheap_discard(farheap_heap *heap, void *ptr, size_t len) FARHEA
 /* Says what to expect of a range. */
 farheap_status farheap_advise(farheap_heap *heap, const void *ptr, size_t len,
                               farheap_advice advice) FARHEAP_NOEXCEPT;
-
-/* A heap whose option `second` names another device has two sides, the first and the second. Memory is written to
- * the first until its pages are moved. */
-typedef enum farheap_side { FARHEAP_SIDE_FIRST = 0, FARHEAP_SIDE_SECOND = 1 } farheap_side;
-
-/* How far pages have moved. Set `size` first. */
-typedef struct farheap_retiered {
-    /* sizeof(farheap_retiered) */
-    size_t size;
-    /* Addresses none of whose pages has a place on the other side any more. */
-    uint64_t bytes;
-    /* Addresses in all: the range, rounded outwards to 2 MiB. */
-    uint64_t of_bytes;
-    /* What was to be read from the other side, because it was there only. */
-    uint64_t read_bytes;
-    /* Since it began. */
-    uint64_t elapsed_ns;
-} farheap_retiered;
-
-/* Told after each 2 MiB how far it has come, by the thread that moves; `so_far` is valid during the call. Returns
- * false to end it. It may free memory, but must not be the second thread that moves pages. */
-typedef bool (*farheap_progress)(void *userdata, const farheap_retiered *so_far);
-
-/* Moves the pages of a range to a side, in place: their addresses stay, and other threads go on reading and writing
- * them. What is written later goes to that side as well, until the memory is freed. Reads at most `rate` bytes
- * a second; 0 is no bound. `progress` may be NULL. Success with `bytes` below `of_bytes`: `progress`
- * has ended it.
- * However it ends, each page is whole, on one side or the other. FARHEAP_E_STORE_FULL when the side is full,
- * FARHEAP_E_IO when it cannot be written or the other one cannot be read, FARHEAP_E_UNSUPPORTED without a
- * second side, and while another thread moves pages of this heap, FARHEAP_E_NOT_RUNNING after farheap_shutdown. */
-farheap_status farheap_retier(farheap_heap *heap, const void *ptr, size_t len, farheap_side to,
-                              uint64_t rate, farheap_progress progress, void *userdata,
-                              farheap_retiered *out) FARHEAP_NOEXCEPT;
-/* Bytes of the places on a side that are in use; all of them are on the first where there is one only. */
-farheap_status farheap_stored_on(farheap_heap *heap, farheap_side side, uint64_t *out) FARHEAP_NOEXCEPT;
 
 /* Changes the limit of the process while it runs; far memory above a lower one leaves soon afterwards.
  * FARHEAP_E_CONFIG for a further tier, under a manager, and with limit:off. */

@@ -56,7 +56,6 @@ using pool_stats = farheap_pool_stats;
 using consumer_stats = farheap_consumer_stats;
 using latencies = farheap_latencies;
 using range = farheap_range;
-using retiered = farheap_retiered;
 
 // ---- Errors -----------------------------------------------------------------------------------
 
@@ -175,24 +174,6 @@ inline void check_config(const char *config) { detail::check(farheap_check_confi
 
 class account;
 
-namespace detail {
-// What a move of pages is told to, and what that threw.
-struct moving {
-    const std::function<bool(const farheap_retiered &)> &told;
-    std::exception_ptr thrown;
-};
-
-extern "C" inline bool farheap_hpp_progress(void *userdata, const farheap_retiered *so_far) {
-    moving *const self = static_cast<moving *>(userdata);
-    try {
-        return !self->told || self->told(*so_far);
-    } catch (...) {
-        self->thrown = std::current_exception();
-        return false;
-    }
-}
-} // namespace detail
-
 // The process's far heap. Destroying it stops nothing: far memory may live on. shutdown() does.
 class heap {
 public:
@@ -249,25 +230,6 @@ public:
     void discard(void *ptr, std::size_t len) { detail::check(farheap_discard(get(), ptr, len)); }
     void advise(const void *ptr, std::size_t len, farheap_advice advice) {
         detail::check(farheap_advise(get(), ptr, len, advice));
-    }
-    // Moves the pages of a range to a side in place, see farheap_retier. What `progress` throws ends it, and is thrown
-    // on; each page is whole then, too.
-    farheap::retiered retier(const void *ptr, std::size_t len, farheap_side to,
-                             std::uint64_t rate = 0,
-                             const std::function<bool(const farheap::retiered &)> &progress = {}) {
-        farheap::retiered out{};
-        out.size = sizeof out;
-        detail::moving self{progress, nullptr};
-        const status code = farheap_retier(get(), ptr, len, to, rate,
-                                           detail::farheap_hpp_progress, &self, &out);
-        if (self.thrown) std::rethrow_exception(self.thrown);
-        detail::check(code);
-        return out;
-    }
-    std::uint64_t stored_on(farheap_side side) const {
-        std::uint64_t answer = 0;
-        detail::check(farheap_stored_on(get(), side, &answer));
-        return answer;
     }
     void set_limit(std::uint64_t limit) { detail::check(farheap_set_limit(get(), limit)); }
     void set_far_limit(std::uint64_t limit) { detail::check(farheap_set_far_limit(get(), limit)); }

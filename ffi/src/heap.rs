@@ -9,7 +9,6 @@ use crate::error::{
 };
 use crate::handle::{self, methods, opaque};
 use crate::manager::farheap_manager;
-use crate::retier::{self, farheap_progress, farheap_retiered, farheap_side};
 use crate::scope::farheap_placement;
 use crate::stats::{farheap_memory, farheap_stats};
 use farheap::region::{Advice, Latencies, Latency};
@@ -309,27 +308,6 @@ methods! { farheap_heap: Heap;
     farheap_advise(heap, ptr: *const c_void, len: usize, advice: farheap_advice) {
         let advice = self::advice(advice)?;
         Ok(heap.advise(ptr.cast(), ByteCount(len as u64), advice)?)
-    }
-
-    farheap_retier(
-        heap,
-        ptr: *const c_void,
-        len: usize,
-        to: farheap_side,
-        rate: u64,
-        progress: farheap_progress,
-        userdata: *mut c_void,
-        out: *mut farheap_retiered
-    ) {
-        let asked = retier::Asked { to, rate, progress, userdata };
-        // SAFETY: NULL or sized, and a function that may be called, as the caller promises.
-        unsafe { retier::run(heap.region(), ptr, len, &asked, out) }
-    }
-
-    farheap_stored_on(heap, side: farheap_side, out: *mut u64) {
-        let side = retier::side(side)?;
-        // SAFETY: NULL or writable, as the caller promises.
-        unsafe { write(out, heap.stored_on(side).get()) }
     }
 
     farheap_set_limit(heap, limit: u64) { Ok(heap.set_limit(ByteCount(limit))?) }

@@ -5,7 +5,7 @@
 //! and turns errors and panics into a [`status`](error::farheap_status) with a message. A long
 //! explanation is in `docs/ffi.md`.
 //!
-//! Top down: `heap` (start, stop, hints, statistics), `retier` (pages that change their device), `memory` (`far_malloc` and kin), `scope`,
+//! Top down: `heap` (start, stop, hints, statistics), `memory` (`far_malloc` and kin), `scope`,
 //! `collective`, `manager`, `account`, `pool`, `page` (guards), `btree`, `stats`, `config`, `abi`
 //! (version, features); below them `handle` (what an opaque pointer is) and `error`; `log` tells the host what the library says.
 //!
@@ -32,6 +32,5 @@ pub mod manager;
 pub mod memory;
 pub mod page;
 pub mod pool;
-pub mod retier;
 pub mod scope;
 pub mod stats;

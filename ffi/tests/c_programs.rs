@@ -42,11 +42,6 @@ fn collective() {
 }
 
 #[test]
-fn retier() {
-    test("retier.c");
-}
-
-#[test]
 fn hostile() {
     test("hostile.c");
 }

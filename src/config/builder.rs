@@ -226,7 +226,6 @@ impl Config {
     /// Refuses options about the device or file to open, for a program that has a store already.
     pub(crate) fn check_opens_nothing(&self) -> Result<()> {
         let Options { device, overwrite, dir, capacity, reserve, io, .. } = &self.options;
-        let Options { second, second_capacity, .. } = &self.options;
         let said = [
             ("device", device.is_some()),
             ("overwrite", *overwrite),
@@ -234,8 +233,6 @@ impl Config {
             ("capacity", capacity.is_some()),
             ("reserve", *reserve),
             ("io", *io != IoEngine::Auto),
-            ("second", second.is_some()),
-            ("second_capacity", second_capacity.is_some()),
         ];
         match said.iter().find(|(_, is_set)| *is_set) {
             Some((name, _)) => Err(invalid(name, "conflicts with the program's own store")),
@@ -370,15 +367,12 @@ impl Options {
         if self.span < self.page {
             return Err(invalid("span", "must be at least one page"));
         }
-        for (key, capacity) in
-            [("capacity", self.capacity), ("second_capacity", self.second_capacity)]
-        {
-            let Some(capacity) = capacity else { continue };
+        if let Some(capacity) = self.capacity {
             if capacity > CAPACITY_MAX {
-                return Err(invalid(key, format!("must be at most {CAPACITY_MAX}")));
+                return Err(invalid("capacity", format!("must be at most {CAPACITY_MAX}")));
             }
             if capacity < self.page {
-                return Err(invalid(key, "must be at least one page"));
+                return Err(invalid("capacity", "must be at least one page"));
             }
         }
         if self.threshold == Some(ByteCount::ZERO) {
@@ -391,7 +385,7 @@ impl Options {
     }
 
     fn check_paths(&self) -> Result<()> {
-        let paths = [("device", &self.device), ("dir", &self.dir), ("second", &self.second)];
+        let paths = [("device", &self.device), ("dir", &self.dir)];
         for (key, path) in paths {
             let Some(path) = path else { continue };
             if path.as_os_str().is_empty() {
@@ -406,12 +400,6 @@ impl Options {
                 "reserve",
                 "needs `capacity`: without it the temporary file may take all of its file system",
             ));
-        }
-        if self.second_capacity.is_some() && self.second.is_none() {
-            return Err(invalid("second_capacity", "needs `second`: there is no such device"));
-        }
-        if self.second.is_some() && self.second == self.device {
-            return Err(invalid("second", "is the `device` itself"));
         }
         if self.device.is_some() && self.dir.is_some() {
             return Err(invalid(

@@ -270,26 +270,6 @@ macro_rules! for_options {
             { region c text node, "`any` or its number", "",
               "a tier is to be in certain memory, such as CXL memory" };
 
-        /// **Its contents are overwritten**, as those of [`device`](Builder::device) are, and under the same
-        /// conditions. It is the second side of the store: pages go to the first, until
-        /// [`Region::retier`](crate::region::Region::retier) moves those of a range there, or back. Where one
-        /// side is full the other one has to do, so that both together keep what is far.
-        ///
-        /// Default: `None`, there is one side only. Set it when data is to change its device while the
-        /// program goes on with it at the same addresses.
-        second: path(PathBuf) = None,
-            "the block device or regular file that pages can be moved to in place",
-            { store c text second, "block device or file; **its contents are lost**", "none",
-              "data is to change its device in place (`retier`)" };
-
-        /// A file that does not exist is made with this capacity.
-        ///
-        /// Default: all of a device or file. Set it to leave room for others.
-        second_capacity: maybe(ByteCount) = None,
-            "how many bytes of the second device may be used",
-            { store c bytes second_capacity, "size", "all of the second device",
-              "to leave room for others" };
-
         /// The process then ends with a message that names the address and the cause when a block is freed or resized twice,
         /// in its middle, with another size, or when it is no block of farheap. What was written behind a block's end is found
         /// when it is freed, what was written to a freed block when its memory is given back. This is so for local and far memory,

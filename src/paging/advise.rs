@@ -311,7 +311,7 @@ impl Region {
 
 /// Has the evictor take pages out, and waits for that.
 fn evict_pages(region: &Region, first: PageId, count: PageCount) -> Result<()> {
-    if !region.requests.evict(first, count, None, || region.pager.pool().waiters().call_evictor()) {
+    if !region.requests.evict(first, count, || region.pager.pool().waiters().call_evictor()) {
         return Err(Error::NotRunning);
     }
     match region.pager.health().write_errno() {

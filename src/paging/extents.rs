@@ -11,14 +11,12 @@ use crate::base::units::{ByteCount, PageCount, PageId, SlotCount};
 use crate::paging::diagnostics;
 use crate::paging::kernel_filled;
 use crate::paging::mapped_over;
-use crate::paging::page::chunks::{CHUNK, ChunkId};
 use crate::paging::page::word::State;
 use crate::paging::pager::Pager;
 use crate::paging::pager::discard;
 use crate::paging::pager::health::NO_SLOT;
 use crate::paging::ranges::RangeAllocator;
 use crate::paging::table_sizes::{Committed, tables_allowed, tables_max};
-use crate::store::Side;
 use crate::sys::vm::KERNEL_PAGE;
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -73,7 +71,7 @@ impl Extents {
 
     /// Maximum number of bytes that the tables of what is committed take, while `resident` pages are in memory.
     pub(in crate::paging) fn tables_max(&self, resident: PageCount) -> ByteCount {
-        tables_max(&self.ranges.committed(), resident, self.pager.slots().maps().slots())
+        tables_max(&self.ranges.committed(), resident, self.pager.slots().map().slots())
     }
 
     /// Pages from the first on of which one was ever reserved.
@@ -205,7 +203,7 @@ impl Extents {
             return PageCount(0);
         }
         // What the device has taken is all that can be said while it takes no more.
-        let stored = if failing { pager.slots().maps().in_use() } else { self.slots_with_space() };
+        let stored = if failing { pager.slots().map().in_use() } else { self.slots_with_space() };
         let resident = pager
             .managed()
             .guaranteed(pager.budget().limit())
@@ -218,8 +216,8 @@ impl Extents {
     fn slots_with_space(&self) -> SlotCount {
         let pager = &self.pager;
         let room = SlotCount(pager.slots().store().room().0 / pager.page_bytes() as u64);
-        let all = pager.slots().maps().slots().min(room);
-        SlotCount(all.0.saturating_sub(pager.slots().maps().in_limbo().0))
+        let all = pager.slots().map().slots().min(room);
+        SlotCount(all.0.saturating_sub(pager.slots().map().in_limbo().0))
     }
 
     /// Why nothing more can be mapped.
@@ -245,7 +243,7 @@ impl Extents {
         }
         let limit = self.pager.budget().limit();
         let resident = PageCount(limit.0 / self.pager.page_bytes() as u64);
-        let most = tables_max(committed, resident, self.pager.slots().maps().slots());
+        let most = tables_max(committed, resident, self.pager.slots().map().slots());
         let allowed = tables_allowed(limit);
         if most > allowed {
             let far = ByteCount(committed.pages * self.pager.page_bytes() as u64);
@@ -395,11 +393,6 @@ impl Extents {
     /// Takes reserved addresses back.
     pub(crate) fn release(&self, ptr: NonNull<u8>, len: ByteCount) {
         let offset = ptr.as_ptr() as usize - self.base();
-        if let Some(wants) = self.pager.slots().wants() {
-            // The next allocation at these addresses has not asked for the second side.
-            let chunks = offset.div_ceil(CHUNK)..(offset + len.as_usize()) / CHUNK;
-            chunks.for_each(|chunk| wants.set(ChunkId(chunk), Side::First));
-        }
         self.ranges.release(offset, len.as_usize());
     }
 }

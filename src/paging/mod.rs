@@ -44,8 +44,6 @@ mod readahead;
 #[cfg(not(loom))]
 pub mod region;
 #[cfg(not(loom))]
-mod retier;
-#[cfg(not(loom))]
 mod stats;
 #[cfg(not(loom))]
 mod table_sizes;

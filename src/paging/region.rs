@@ -28,9 +28,6 @@ pub use crate::paging::latency::{Latencies, Latency};
 #[cfg(feature = "heap")]
 pub(crate) use crate::paging::purge::{Purge, REST};
 pub use crate::paging::readahead::Advice;
-#[cfg(feature = "heap")]
-pub(crate) use crate::paging::retier::end;
-pub use crate::paging::retier::{Retier, Retiered};
 pub use crate::paging::stats::Stats;
 
 use crate::base::error::{Error, Result};
@@ -41,7 +38,6 @@ use crate::manager::Spill;
 use crate::paging::counters::Counters;
 use crate::paging::evict::Evictor;
 use crate::paging::evict::requests::Requests;
-use crate::paging::evict::write_back::WriteBack;
 use crate::paging::extents::Extents;
 use crate::paging::fault::handler::Handler;
 use crate::paging::fault::supervisor::Supervisor;
@@ -116,13 +112,7 @@ fn fixed_bytes(pager: &Pager, handlers: usize) -> ByteCount {
     /// Kernel page tables of sparse arrays, small objects. Measured: `docs/design/memory.md`.
     const OTHERS: usize = 256 << 10;
     let (frames, page) = (pager.frames().count(), pager.page_bytes());
-    // Each of a joined store's queues is two.
-    let seconds = match pager.slots().maps().are_joined() {
-        true => handlers * Handler::queue_bytes() + WriteBack::queue_bytes(),
-        false => 0,
-    };
     let bytes = OTHERS
-        + seconds
         + handlers * Handler::bytes(frames)
         + Evictor::bytes(frames, page)
         + Counters::bytes(handlers)
@@ -447,6 +437,12 @@ impl Region {
         self.pager.pool().purge()
     }
 
+    /// Notes that the heap over the region has ended: hints and control are refused.
+    #[cfg(feature = "heap")]
+    pub(crate) fn end(&self) {
+        self.extents.end();
+    }
+
     /// Whether an address lies in this region.
     #[must_use]
     pub fn contains(&self, ptr: *const u8) -> bool {
@@ -555,14 +551,10 @@ impl Drop for Region {
             self.pager.discard_freed_last();
         }
         let (slots, page) = (self.pager.slots(), self.pager.page_bytes() as u64);
-        for side in slots.maps().sides() {
-            let used = slots.maps().touched(side);
-            let (offset, len) = (used.start * page, ByteCount((used.end - used.start) * page));
-            // SAFETY: the region is at its end, and nobody else keeps pages on its store.
-            let wiped = unsafe { crate::store::wipe(slots.store(), self.wipe, offset, len) };
-            if let Err(error) = wiped {
-                crate::paging::diagnostics::warn("the store could not be wiped", &error);
-            }
+        let used = ByteCount(slots.map().touched().0 * page);
+        // SAFETY: the region is at its end, and nobody else keeps pages on its store.
+        if let Err(error) = unsafe { crate::store::wipe(slots.store(), self.wipe, used) } {
+            crate::paging::diagnostics::warn("the store could not be wiped", &error);
         }
     }
 }

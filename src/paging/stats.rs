@@ -52,7 +52,7 @@ impl Stats {
             metadata_bytes: pager.tables().bytes(),
             resident_bytes_max: pager.budget().charged_max(),
             committed_bytes: ByteCount(committed.0 * page),
-            stored_bytes: ByteCount(pager.slots().maps().in_use().0 * page),
+            stored_bytes: ByteCount(pager.slots().map().in_use().0 * page),
             compressed_bytes: pager.slots().store().compressed(),
             page_bytes: ByteCount(page),
             bytes_read: ByteCount(counted.pages_in * page),

@@ -410,7 +410,7 @@ unsafe impl Store for BlockStore {
     }
 
     fn inherit(&self) -> Option<Inherited> {
-        Some(Inherited { descriptors: [Some(self.device.share()), None] })
+        Some(Inherited { descriptor: Some(self.device.share()) })
     }
 
     fn open_in_child(&self) -> Result<Arc<dyn Store>> {

@@ -20,9 +20,7 @@
 
 use super::pending::{self, Entry, OuterQueue, Pending, block_bytes, whole_blocks};
 use super::ring::{Kept, Ring, Taken};
-use super::{
-    Completion, DEPTH_MAX, Halves, IO_ALIGN, OnlyUser, Op, Queue, Request, Segment, Store,
-};
+use super::{Completion, DEPTH_MAX, IO_ALIGN, OnlyUser, Op, Queue, Request, Segment, Store};
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
 use crate::sys::vm::{Huge, Mapping};
@@ -107,10 +105,6 @@ impl CompressedStore {
 unsafe impl Store for CompressedStore {
     fn capacity(&self) -> ByteCount {
         ByteCount((self.ring.blocks() * self.ring.block()) as u64)
-    }
-
-    fn halves(&self) -> Option<Halves> {
-        self.next.halves()
     }
 
     fn occupied(&self) -> Option<ByteCount> {

@@ -19,9 +19,7 @@
 
 use super::cipher::{Cipher, Seal};
 use super::pending::{self, Entry, OuterQueue, Pending, block_bytes, whole_blocks};
-use super::{
-    Completion, DEPTH_MAX, Halves, IO_ALIGN, OnlyUser, Op, Queue, Request, Segment, Store,
-};
+use super::{Completion, DEPTH_MAX, IO_ALIGN, OnlyUser, Op, Queue, Request, Segment, Store};
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicU64, Ordering};
 use crate::base::units::ByteCount;
@@ -133,10 +131,6 @@ impl Vault {
 unsafe impl Store for EncryptedStore {
     fn capacity(&self) -> ByteCount {
         ByteCount((self.vault.seals.len() * self.vault.block) as u64)
-    }
-
-    fn halves(&self) -> Option<Halves> {
-        self.inner.halves()
     }
 
     fn occupied(&self) -> Option<ByteCount> {

@@ -91,7 +91,7 @@ unsafe impl Store for MemStore {
     }
 
     fn inherit(&self) -> Option<Inherited> {
-        self.memory.mapping.set_inherited(true).ok().map(|()| Inherited { descriptors: [None; 2] })
+        self.memory.mapping.set_inherited(true).ok().map(|()| Inherited { descriptor: None })
     }
 
     fn open_in_child(&self) -> Result<Arc<dyn Store>> {

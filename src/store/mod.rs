@@ -4,7 +4,7 @@
 //! [`Queue`]s; who owns which bytes is the slot map's business. Layer 3: uses
 //! `base`, `sys`, `meta`.
 //!
-//! [`BlockStore`] keeps bytes in a file or on a block device, [`MemStore`] in memory, [`JoinedStore`] in two stores;
+//! [`BlockStore`] keeps bytes in a file or on a block device, [`MemStore`] in memory;
 //! `EncryptedStore` (feature `encrypt`) wraps a store and encrypts what it keeps; `CompressedStore` (feature
 //! `compress`) keeps pages compressed in memory, in front of another store.
 //!
@@ -27,14 +27,12 @@ mod device;
 #[cfg(feature = "encrypt")]
 mod encrypted;
 mod inline_queue;
-mod joined;
 mod mem;
 #[cfg(any(feature = "compress", feature = "encrypt"))]
 mod pending;
 #[cfg(feature = "compress")]
 mod ring;
 mod signature;
-mod slot_maps;
 pub(crate) mod slots;
 mod uring_queue;
 mod user;
@@ -46,9 +44,8 @@ pub use block::{BlockStore, IoEngine};
 pub use compressed::CompressedStore;
 #[cfg(feature = "encrypt")]
 pub use encrypted::EncryptedStore;
-pub use joined::{Halves, JoinedStore, Side};
 pub use mem::MemStore;
-pub(crate) use slot_maps::SlotMaps;
+pub(crate) use slots::SlotMap;
 pub(crate) use uring_queue::{has_given_up, queue_bytes};
 pub(crate) use user::OnlyUser;
 pub use wipe::Wipe;
@@ -194,12 +191,6 @@ pub unsafe trait Store: Send + Sync + Debug {
     /// Bytes the store can hold.
     fn capacity(&self) -> ByteCount;
 
-    /// The halves of a store that consists of two ([`JoinedStore`]), or wraps such a one: offsets between the end
-    /// of the first and the second's boundary are of neither.
-    fn halves(&self) -> Option<Halves> {
-        None
-    }
-
     /// Bytes the store occupies at the moment where that is known (blocks of a sparse file).
     fn occupied(&self) -> Option<ByteCount>;
 
@@ -306,8 +297,8 @@ pub unsafe trait Store: Send + Sync + Debug {
 /// What a forked child needs of its parent's store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Inherited {
-    /// The descriptors that the child reads by; it may close all others.
-    pub descriptors: [Option<RawFd>; 2],
+    /// The descriptor that the child reads by, if any; it may close all others.
+    pub descriptor: Option<RawFd>,
 }
 
 /// Bytes of one write of zeros.
@@ -416,12 +407,6 @@ pub unsafe trait Queue: Send {
     /// # Errors
     /// When there are too many.
     fn watch(&mut self, fd: RawFd) -> Result<()>;
-
-    /// A descriptor that is readable while finished requests wait to be reported. `None`, the default: there is
-    /// none, and a thread that waits for several queues looks at this one now and then.
-    fn news(&self) -> Option<RawFd> {
-        None
-    }
 
     /// Reports finished requests. When none is finished yet, waits until one is, a watched
     /// descriptor is readable, or `timeout` has passed; a zero timeout only looks. Also submits.

@@ -333,10 +333,6 @@ unsafe impl Queue for UringQueue {
         Ok(())
     }
 
-    fn news(&self) -> Option<RawFd> {
-        Some(self.ring.raw_fd())
-    }
-
     fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(Completion)) -> Result<()> {
         let deadline = Instant::now() + timeout.min(WAIT_MAX);
         let mut reaped = self.reap(done);

@@ -24,25 +24,20 @@ pub enum Wipe {
     Zero,
 }
 
-/// Wipes the `used` bytes from `offset` on of a store that nobody uses any more.
+/// Wipes the first `used` bytes of a store that nobody uses any more.
 ///
 /// # Errors
 /// When the device refuses; the rest is as it was.
 ///
 /// # Safety
 /// As for [`Store::discard`].
-pub(crate) unsafe fn wipe(
-    store: &dyn Store,
-    how: Wipe,
-    offset: u64,
-    used: ByteCount,
-) -> Result<()> {
+pub(crate) unsafe fn wipe(store: &dyn Store, how: Wipe, used: ByteCount) -> Result<()> {
     match how {
         _ if used == ByteCount::ZERO => Ok(()),
         Wipe::Off => Ok(()),
         // SAFETY: the caller's promise.
-        Wipe::Discard => unsafe { store.discard(offset, used.0) },
+        Wipe::Discard => unsafe { store.discard(0, used.0) },
         // SAFETY: the caller's promise.
-        Wipe::Zero => unsafe { store.zero(offset, used.0) },
+        Wipe::Zero => unsafe { store.zero(0, used.0) },
     }
 }

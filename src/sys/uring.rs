@@ -72,11 +72,6 @@ impl Ring {
         self.ring.is_here()
     }
 
-    /// The ring's descriptor, which is readable while outcomes wait to be taken.
-    pub(crate) fn raw_fd(&self) -> RawFd {
-        self.ring.as_raw_fd()
-    }
-
     /// Appends a transfer of all of `iovecs` to or from `offset`.
     ///
     /// # Safety

@@ -176,10 +176,6 @@ fn the_builder_refuses_what_the_text_refuses() {
         Config::builder().device(""),
         Config::builder().device("/dev/a\0b"),
         Config::builder().device("/dev/sda").dir("/tmp"),
-        Config::builder().second(""),
-        Config::builder().second("/dev/sdb").second_capacity(ByteCount(u64::MAX)),
-        Config::builder().second_capacity(ByteCount::gib(1)),
-        Config::builder().device("/dev/sda").second("/dev/sda"),
     ] {
         let error = builder.clone().build().expect_err("an invalid option");
         assert!(matches!(error, Error::Config { .. }), "{builder:?}: {error}");
@@ -195,8 +191,6 @@ fn a_store_of_the_programs_own_conflicts_with_options_that_open_one() {
         "capacity:1GiB",
         "capacity:1GiB,reserve:on",
         "io:sync",
-        "second:/dev/sdb",
-        "second:/dev/sdb,second_capacity:1GiB",
     ] {
         let config = Config::parse(&format!("far_limit:8MiB,{text}")).expect(text);
         let store = Arc::new(MemStore::new(ByteCount::mib(16)).expect("address space"));
@@ -291,10 +285,7 @@ prop_compose! {
             Just((UserMode::RequireKernel, Mode::Handler)),
         ],
         (dump, encrypt, reserve) in any::<(bool, bool, bool)>(),
-        (wipe, second) in (
-            prop_oneof![Just(Wipe::Off), Just(Wipe::Discard), Just(Wipe::Zero)],
-            proptest::option::of((paths(), proptest::option::of(1u64 << 21..=i64::MAX as u64))),
-        ),
+        wipe in prop_oneof![Just(Wipe::Off), Just(Wipe::Discard), Just(Wipe::Zero)],
     ) -> Builder {
         let builder = match limit {
             Ok(bytes) => Config::builder().limit(ByteCount(bytes)),
@@ -304,13 +295,6 @@ prop_compose! {
             (Some(device), _) => builder.device(device),
             (_, Some(dir)) => builder.dir(dir),
             _ => builder,
-        };
-        let builder = match second {
-            // Longer than any path of a first device.
-            Some((path, capacity)) => builder
-                .second(format!("/the-second-device{path}"))
-                .second_capacity(capacity.map(ByteCount)),
-            None => builder,
         };
         builder
             .capacity(capacity.map(ByteCount))

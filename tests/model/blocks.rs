@@ -4,8 +4,7 @@
 use crate::common::Dice;
 use allocator_api2::alloc::Allocator;
 use farheap::region::Advice;
-use farheap::store::Side;
-use farheap::{ByteCount, Error, Far, Heap};
+use farheap::{ByteCount, Far, Heap};
 use std::alloc::Layout;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -14,9 +13,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Words that share a stamp.
 const PART: usize = 512;
-
-/// Chunks whose pages have changed their device, of all threads.
-pub(crate) static MOVED: AtomicU64 = AtomicU64::new(0);
 
 /// Children, of all threads.
 pub(crate) static FORKED: AtomicU64 = AtomicU64::new(0);
@@ -181,8 +177,7 @@ impl<'a> Blocks<'a> {
             64..71 => self.resize(index, dice),
             71..78 => self.free(index),
             78..90 => self.hint(index, dice),
-            90..94 => self.retier(index, dice),
-            94..97 => self.discard(index, dice),
+            90..94 => self.discard(index, dice),
             _ => self.through_a_file(index),
         }
     }
@@ -277,19 +272,6 @@ impl<'a> Blocks<'a> {
                 heap.advise(start, len, all[dice.below(5) as usize]).expect("inside the region");
             }
         }
-    }
-
-    /// The pages of a block, and those beside it, change their device, where there are two.
-    fn retier(&self, index: usize, dice: &mut Dice) {
-        let block = &self.blocks[index];
-        let to = [Side::First, Side::Second][dice.below(2) as usize];
-        let Ok(retier) = self.heap.retier(block.start(), block.len(), to) else { return };
-        let done = retier.run(|_| {
-            MOVED.fetch_add(1, Ordering::Relaxed);
-        });
-        // Another thread may be at it.
-        let went = done.is_ok() || matches!(done, Err(Error::Unsupported { .. }));
-        assert!(went, "{done:?}");
     }
 
     fn discard(&mut self, index: usize, dice: &mut Dice) {

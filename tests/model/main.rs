@@ -1,8 +1,7 @@
 //! Everything under one memory manager, against shadow copies: a far heap, a buffer pool with a
 //! B-tree, and temporary memory, used by several threads from a printed seed, while the kernel
 //! compacts memory and the process is stopped and goes on. Its children, which it forks all the time, have each thread's
-//! far blocks as they were at the fork. Where the heap has two sides, its pages change
-//! their device meanwhile.
+//! far blocks as they were at the fork.
 //!
 //! `FARHEAP_MODEL_SECONDS=3600 cargo test --release --test model` runs every way for so long;
 //! `FARHEAP_TEST_SEED` repeats a run's decisions.
@@ -42,19 +41,13 @@ struct Way {
     conf: &'static str,
     limit: ByteCount,
     mode: Mode,
-    /// The heap has a second device.
-    is_two_sided: bool,
     /// Forked children have the heap's memory.
     is_inherited: bool,
 }
 
 fn way(case: &str) -> Way {
     let partitioned = Mode::Partitioned { temporary_pct: 40 };
-    let (plain, is_two_sided) = match case.strip_suffix(" on two devices") {
-        Some(plain) => (plain, true),
-        None => (case, false),
-    };
-    let (conf, mib, mode) = match plain {
+    let (conf, mib, mode) = match case {
         "4KiB" => ("page:4KiB,far_limit:32MiB", 48, Mode::Cooperative),
         "64KiB" => ("page:64KiB,far_limit:32MiB", 48, Mode::Cooperative),
         "64KiB partitioned" => ("page:64KiB,far_limit:32MiB", 48, partitioned),
@@ -64,24 +57,13 @@ fn way(case: &str) -> Way {
         other => panic!("no way is called {other}"),
     };
     let is_inherited = !conf.contains("in_thread") && !conf.contains("copy");
-    Way { conf, limit: ByteCount::mib(mib), mode, is_two_sided, is_inherited }
+    Way { conf, limit: ByteCount::mib(mib), mode, is_inherited }
 }
 
 #[test]
 fn nothing_is_lost_under_one_limit() {
     const NAME: &str = "nothing_is_lost_under_one_limit";
-    let ways = [
-        "4KiB",
-        "64KiB",
-        "64KiB partitioned",
-        "2MiB",
-        "in-thread 64KiB",
-        "64KiB copy",
-        "4KiB on two devices",
-        "64KiB on two devices",
-        "in-thread 64KiB on two devices",
-        "64KiB copy on two devices",
-    ];
+    let ways = ["4KiB", "64KiB", "64KiB partitioned", "2MiB", "in-thread 64KiB", "64KiB copy"];
     let Some(case) = common::child::case(NAME) else {
         let seed = seed(NAME);
         for case in ways {
@@ -110,11 +92,7 @@ fn model(way: &Way, seed: u64) {
     let manager = MemoryManager::start(way.limit, way.mode).expect("a manager");
     manager.set_deadline(Duration::from_secs(120));
     let dir = tempfile::tempdir().expect("a directory");
-    let second = match way.is_two_sided {
-        true => format!(",second:{},second_capacity:2GiB", dir.path().join("second").display()),
-        false => String::new(),
-    };
-    let conf = format!("{},capacity:2GiB,span:8GiB{second}", way.conf);
+    let conf = format!("{},capacity:2GiB,span:8GiB", way.conf);
     let Some(heap) = heap_under(&manager, &conf) else { return };
     let pool = PoolConfig::new().deadline(Duration::from_secs(120));
     let pool = pool.create(dir.path().join("table"), ByteCount::mib(128), &manager).expect("pool");
@@ -146,12 +124,11 @@ fn model(way: &Way, seed: u64) {
     tables.check_all();
     let stats = heap.stats();
     println!(
-        "{} steps, {} pages out, {} in, {} busy, {} chunks moved, {} forks, at most {} of {}",
+        "{} steps, {} pages out, {} in, {} busy, {} forks, at most {} of {}",
         steps.load(Ordering::Relaxed),
         stats.pages_out,
         stats.pages_in,
         stats.evict_busy,
-        blocks::MOVED.load(Ordering::Relaxed),
         blocks::FORKED.load(Ordering::Relaxed),
         manager.stats().used_bytes_max,
         way.limit

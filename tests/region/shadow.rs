@@ -1,16 +1,14 @@
 //! Random writes, reads, discards, evictions, prefetches and pins of a region that is much larger
-//! than its limit, against a shadow copy; also while its pages change their device, and children read it.
+//! than its limit, against a shadow copy; also while children read it.
 //!
 //! Guards: G5.
 
 #![expect(unsafe_code, reason = "reads and writes far memory through raw pointers")]
 
 use crate::common::{Dice, StopOnDrop, eventually, mem_store, region, seed, watchdog};
+use farheap::ByteCount;
 use farheap::region::{Install, Mode, Region, RegionConfig, Stats};
-use farheap::store::{JoinedStore, Side, Store};
-use farheap::{ByteCount, Error};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const UNIT: usize = 4096;
@@ -57,28 +55,6 @@ impl Shadow<'_> {
         let seen = unsafe { self.word(unit, at).read_volatile() };
         let stamp = self.stamps[unit];
         (seen, if stamp == 0 { 0 } else { stamp ^ at as u64 })
-    }
-
-    /// Has the pages around a range change their device, or begin to; another thread may be at it. Returns
-    /// the chunks that it has moved.
-    fn retier(&mut self) -> u64 {
-        let (first, count) = self.range();
-        let (ptr, len) = (self.start(first), ByteCount((count * UNIT * 4) as u64));
-        let end = self.start(self.stamps.len() - 1) as usize + UNIT;
-        let len = ByteCount(len.get().min((end - ptr as usize) as u64));
-        let to = if self.dice.below(2) == 0 { Side::First } else { Side::Second };
-        let cancel = AtomicBool::new(self.dice.below(8) == 0);
-        let is_short = self.dice.below(4) == 0;
-        let retier = self.region.retier(ptr, len, to).expect("a range of a region on two stores");
-        let mut chunks = 0;
-        let done = retier.cancelled_by(&cancel).run(|_| {
-            chunks += 1;
-            cancel.fetch_or(is_short, Ordering::Relaxed);
-        });
-        match done {
-            Ok(_) | Err(Error::Unsupported { .. }) => chunks,
-            Err(error) => panic!("{error}"),
-        }
     }
 
     /// A child has this thread's part as it was when it was forked.
@@ -159,15 +135,7 @@ impl Shadow<'_> {
 
 fn hammer(name: &'static str, config: RegionConfig, threads: usize, steps: usize) {
     let work = |shadow: &mut Shadow<'_>| (0..steps).for_each(|_| shadow.step());
-    hammer_after(name, config, threads, Stores::One, work);
-}
-
-/// What pages are kept on.
-#[derive(Clone, Copy)]
-enum Stores {
-    One,
-    /// Joined.
-    Two,
+    hammer_after(name, config, threads, work);
 }
 
 /// Each thread does its work on its own part, and checks all of that; returns the statistics.
@@ -175,7 +143,6 @@ fn hammer_after(
     name: &'static str,
     config: RegionConfig,
     threads: usize,
-    stores: Stores,
     work: impl Fn(&mut Shadow<'_>) + Sync,
 ) -> Option<Stats> {
     let _watchdog = watchdog(name, Duration::from_secs(240));
@@ -184,14 +151,7 @@ fn hammer_after(
     let limit = config.limit;
     let part = ByteCount((limit.0 * 4 / threads as u64).next_multiple_of(page.0));
     let bytes = ByteCount(part.0 * threads as u64 * 2);
-    let store: Arc<dyn Store> = match stores {
-        Stores::One => mem_store(bytes),
-        Stores::Two => {
-            let joined = JoinedStore::new(mem_store(bytes), mem_store(bytes));
-            Arc::new(joined.expect("nobody uses them"))
-        }
-    };
-    let region = region(config, store)?;
+    let region = region(config, mem_store(bytes))?;
     let base = region.map(ByteCount(part.0 * threads as u64)).expect("the span has room");
     let base_addr = base.as_ptr() as usize;
     std::thread::scope(|scope| {
@@ -289,7 +249,7 @@ fn fresh_memory_keeps_its_content_on_its_way_out() {
         let config = config(ByteCount::kib(page), Install::Auto);
         let encrypt = name.contains("encrypted");
         let config = config.limit(ByteCount::mib(64)).mode(mode).encrypt(encrypt);
-        let stats = hammer_after(name, config, threads, Stores::One, |shadow| {
+        let stats = hammer_after(name, config, threads, |shadow| {
             shadow.write_all();
             (0..300).for_each(|_| shadow.step());
         });
@@ -327,32 +287,17 @@ fn content_is_kept_encrypted() {
     hammer("64k encrypted", encrypted(ByteCount::kib(64)).handlers(2), 2, 2_000);
 }
 
-/// A thread that retiers moves pages of the others' ranges as well: a chunk counts whole.
 #[test]
-fn content_is_kept_while_pages_change_their_device_and_children_read_them() {
-    for (name, page, mode, install) in [
-        ("4k retier", 4, Mode::Handler, Install::Auto),
-        ("64k retier", 64, Mode::Handler, Install::Auto),
-        ("64k retier, in-thread", 64, Mode::InThread, Install::Auto),
-        ("16k retier, copy", 16, Mode::Handler, Install::Copy),
-        ("2m retier", 2048, Mode::Handler, Install::Auto),
-    ] {
-        let config = config(ByteCount::kib(page), install).mode(mode);
-        // Others have their memory for themselves.
-        let is_inherited = mode == Mode::Handler && install == Install::Auto;
-        let chunks = AtomicU64::new(0);
-        let stats = hammer_after(name, config, 3, Stores::Two, |shadow| {
+fn content_is_kept_while_children_read_it() {
+    for (name, page) in [("4k forked", 4), ("64k forked", 64), ("2m forked", 2048)] {
+        hammer_after(name, config(ByteCount::kib(page), Install::Auto), 3, |shadow| {
             for _ in 0..if page == 2048 { 150 } else { 600 } {
                 match shadow.dice.below(100) {
-                    0..8 => drop(chunks.fetch_add(shadow.retier(), Ordering::Relaxed)),
-                    8 if is_inherited => shadow.fork(),
+                    0 => shadow.fork(),
                     _ => shadow.step(),
                 }
             }
         });
-        let moved = chunks.into_inner();
-        println!("{name}: {moved} chunks moved");
-        assert!(stats.is_none() || moved > 0, "{name}: nothing moved");
     }
 }
 

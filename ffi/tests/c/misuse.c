@@ -21,10 +21,6 @@ static void calls_on_a_heap(farheap_status code, farheap_heap *heap) {
     FAILS(code, farheap_unpin(heap, &byte, 1));
     FAILS(code, farheap_discard(heap, &byte, 1));
     FAILS(code, farheap_advise(heap, &byte, 1, FARHEAP_ADVICE_COLD));
-    farheap_retiered moved = {.size = sizeof moved};
-    uint64_t stored = 0;
-    FAILS(code, farheap_retier(heap, &byte, 1, FARHEAP_SIDE_SECOND, 0, NULL, NULL, &moved));
-    FAILS(code, farheap_stored_on(heap, FARHEAP_SIDE_FIRST, &stored));
     FAILS(code, farheap_set_limit(heap, 16 * MIB));
     FAILS(code, farheap_set_far_limit(heap, 16 * MIB));
     FAILS(code, farheap_purge(heap));

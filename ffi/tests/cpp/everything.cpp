@@ -451,43 +451,8 @@ static void tiers_and_arenas(heap &far) {
     });
 }
 
-static void pages_change_their_device(heap &far) {
-    char dir[] = "/tmp/farheap_second_XXXXXX";
-    CHECK(mkdtemp(dir));
-    const std::string path = std::string(dir) + "/second";
-    const std::string conf = "far_limit:8MiB,capacity:64MiB,second_capacity:64MiB,second:" + path;
-    heap sided = far.add_tier("sided", conf.c_str());
-    {
-        tier_resource there(sided.placement());
-        std::pmr::vector<int> column(4 * mib, 3, &there);
-        const std::size_t len = column.size() * sizeof(int);
-        std::uint64_t calls = 0;
-        const auto count = [&](const retiered &so_far) { return ++calls > 0 && so_far.bytes > 0; };
-        const retiered done = sided.retier(column.data(), len, FARHEAP_SIDE_SECOND, 0, count);
-        CHECK(done.bytes == done.of_bytes && done.of_bytes >= len && calls == done.of_bytes / (2 * mib));
-        CHECK(sided.stored_on(FARHEAP_SIDE_SECOND) > 0 && column[mib] == 3);
-        const auto thrown = [](const retiered &) -> bool { throw std::runtime_error("enough"); };
-        bool caught = false;
-        try {
-            (void)sided.retier(column.data(), len, FARHEAP_SIDE_FIRST, 0, thrown);
-        } catch (const std::runtime_error &error) {
-            caught = error.what() == std::string("enough");
-        }
-        CHECK(caught);
-        CHECK(sided.retier(column.data(), len, FARHEAP_SIDE_FIRST).bytes == done.of_bytes);
-        CHECK(sided.stored_on(FARHEAP_SIDE_SECOND) == 0 && column[2 * mib] == 3);
-        throws<error>(FARHEAP_E_UNSUPPORTED, [&] {
-            std::vector<int, far_allocator<int>> plain(mib);
-            (void)far.retier(plain.data(), mib, FARHEAP_SIDE_SECOND);
-        });
-    }
-    sided.shutdown();
-    CHECK(std::remove(path.c_str()) == 0 && rmdir(dir) == 0);
-}
-
 static void far_containers(heap &far) {
     tiers_and_arenas(far);
-    pages_change_their_device(far);
     far_resource ssd;
     local_resource ram;
     std::pmr::vector<int> column{&ssd};

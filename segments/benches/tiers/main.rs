@@ -11,7 +11,7 @@
 //! a limit of a quarter of the data, and what is still in memory afterwards is written out as well. The
 //! device by itself writes and reads the same bytes in turns. Values are medians, a ratio is the
 //! median of the rounds' own ratios. Prints a table and writes `target/figures/tiers.csv`, row by
-//! row, and `tiers.svg`. It checks what it reads. `retier` has pages change their device in place.
+//! row, and `tiers.svg`. It checks what it reads.
 //!
 //! `tpch` and `separation` have the queries of the example `tiers`, in processes of their own: Figures 5
 //! to 7 of "Separated Allocator Metadata in Disaggregated In-Memory Databases: Friend or Foe?". `auto` has them
@@ -38,7 +38,6 @@ mod load;
 mod queries;
 #[path = "../../../benches/common/raw.rs"]
 mod raw;
-mod retier;
 mod separation;
 #[path = "../../../benches/common/table.rs"]
 mod table;
@@ -74,8 +73,7 @@ const QUERY_WORDS: usize = 8 << 10;
 
 #[derive(Clone, Debug, Parser)]
 struct Options {
-    /// Only groups whose names contain one of these: migrate, queries, memory, retier,
-    /// tpch, separation, auto.
+    /// Only groups whose names contain one of these: migrate, queries, memory, tpch, separation, auto.
     words: Vec<String>,
     /// Bytes that migrate.
     #[arg(long, default_value = "256MiB")]
@@ -157,9 +155,6 @@ fn run(options: &Options) -> Result<()> {
     let mut rows = Vec::new();
     if ["migrate", "queries", "memory"].into_iter().any(|name| options.wants(name)) {
         segment_rows(options, limit, &mut rows)?;
-    }
-    if options.wants("retier") {
-        retier::rows(options, limit, &mut rows)?;
     }
     if options.wants("tpch") {
         tpch::rows(options, &mut rows)?;

@@ -85,10 +85,7 @@ impl Evictor {
         let hash = pager.slots().hash_frame(pager.frames(), frame);
         let same = slot.filter(|slot| pager.slots().hash(*slot) == hash);
         let content = match same {
-            Some(slot) if !pager.slots().is_misplaced(pager.chunk_of(page), slot) => {
-                Content::Clean(slot)
-            }
-            Some(_) => Content::Dirty,
+            Some(slot) => Content::Clean(slot),
             None if hash == pager.slots().hash_of_zeros() => Content::Zero,
             None => Content::Dirty,
         };

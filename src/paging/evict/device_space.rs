@@ -46,14 +46,14 @@ impl Pager {
     pub(super) fn discard_freed(&self, bytes_min: usize) -> bool {
         let slots_of = |bytes: usize| SlotCount((bytes / self.page_bytes()).max(1) as u64);
         let (least, most) = (slots_of(bytes_min), slots_of(DISCARD_BYTES_MAX));
-        let Some(run) = self.slots().maps().next_discardable(least, most) else { return false };
+        let Some(run) = self.slots().map().next_discardable(least, most) else { return false };
         let (offset, len) = (self.slot_offset(run.0), run.1.0 * self.page_bytes() as u64);
         // SAFETY: the slots are free, and stay so until `discarded`.
         let result = self.guarded(|| unsafe { self.slots().store().discard(offset, len) });
         if let Err(error) = result.unwrap_or(Ok(())) {
             diagnostics::warn("device space could not be returned", &error);
         }
-        self.slots().maps().discarded(run);
+        self.slots().map().discarded(run);
         true
     }
 

@@ -75,7 +75,7 @@ impl Evictor {
         self.pager.pool().waiters().evictor_bell().answer();
         self.detour.take(self.pager.sched());
         self.stand_still_for_fork()?;
-        self.pager.fork().children().reap(self.pager.slots().maps());
+        self.pager.fork().children().reap(self.pager.slots().map());
         // Handlers wait for no reader, so that what they have said goes from here.
         messages::flush();
         charge::count_tables_of_limit(&self.pager);

@@ -9,10 +9,6 @@ use crate::paging::evict::device_space::LONG_BYTES;
 use crate::paging::evict::victims::Chunkwise;
 use crate::paging::kernel_filled;
 use crate::paging::page::BATCH_MAX;
-use crate::paging::page::chunks::ChunkId;
-use crate::paging::page::word::State;
-use crate::store::Side;
-use std::ops::Range;
 use std::time::{Duration, Instant};
 
 impl Evictor {
@@ -24,7 +20,7 @@ impl Evictor {
         self.space.is_asked |= self.requests.take_discard();
         let now = Instant::now();
         let is_quiet = self.space.is_quiet(self.pager.slots().transfers(), now);
-        let (stale, used) = self.pager.slots().maps().stale();
+        let (stale, used) = self.pager.slots().map().stale();
         let is_plenty = self.space.is_plenty(stale, used, now);
         if stale.0 == 0 {
             self.space.is_asked = false;
@@ -43,11 +39,6 @@ impl Evictor {
         let took = self.take_filled();
         let Some(request) = request else { return took };
         let (mut next, end) = (request.first.0, request.first.0 + request.count.0);
-        if let Some(side) = request.to {
-            self.move_misplaced(next..end, side);
-            request.id.into_iter().for_each(|id| self.requests.answer(id));
-            return true;
-        }
         while next < end {
             next += match self.take_chunk_of(PageId(next), end) {
                 true => self.pager.pages_per_chunk(),
@@ -77,34 +68,6 @@ impl Evictor {
             self.settle_cooling(0);
         }
         took
-    }
-
-    /// Has the chunks of a range want a side, and begins to write those of its mapped pages there that have a
-    /// slot of the other one. What is on its way out already goes where it is wanted now, or is seen there.
-    fn move_misplaced(&mut self, pages: Range<u64>, side: Side) {
-        let Some(wants) = self.pager.slots().wants() else { return };
-        let chunk_of = |page: u64| self.pager.chunk_of(PageId(page));
-        let chunks = chunk_of(pages.start).0..=chunk_of(pages.end - 1).0;
-        chunks.for_each(|chunk| wants.set(ChunkId(chunk), side));
-        let half = self.pager.frames().singles() / 2;
-        let mut batch = [PageId(0); BATCH_MAX];
-        let mut next = pages.start;
-        while next < pages.end {
-            let mut count = 0;
-            while next < pages.end && count < BATCH_MAX.min(half) {
-                let word = self.pager.word(PageId(next)).load();
-                let slot = if word.state() == State::Resident { word.slot() } else { None };
-                let chunk = self.pager.chunk_of(PageId(next));
-                if slot.is_some_and(|slot| self.pager.slots().is_misplaced(chunk, slot)) {
-                    batch[count] = PageId(next);
-                    count += 1;
-                }
-                next += 1;
-            }
-            self.settle_until(half);
-            self.take_out(&mut batch[..count], Listed::Yes);
-            self.settle_cooling(0);
-        }
     }
 
     /// Takes the chunk that begins with `first` out whole, if it is open and ends before `end`. Page by

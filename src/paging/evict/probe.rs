@@ -10,7 +10,7 @@ use crate::paging::evict::write_back::{PROBE, Probe, WriteBack};
 use crate::paging::page::frames::push;
 use crate::paging::pager::health::NO_SLOT;
 use crate::paging::pager::health::errno_of;
-use crate::store::{Completion, Op, Request, Segment, Side};
+use crate::store::{Completion, Op, Request, Segment};
 
 impl Evictor {
     /// While there is room, and nothing is being written that would tell: takes back what was said
@@ -36,7 +36,7 @@ impl WriteBack {
     fn recover(&mut self) {
         match self.pager.health().write_errno() {
             0 => {}
-            NO_SLOT if self.pager.slots().maps().in_use() < self.pager.slots().maps().slots() => {
+            NO_SLOT if self.pager.slots().map().in_use() < self.pager.slots().map().slots() => {
                 self.note_works();
             }
             NO_SLOT => {}
@@ -47,7 +47,7 @@ impl WriteBack {
 
     fn start_probe(&mut self) {
         let pager = &self.pager;
-        let Some((slot, _)) = pager.slots().maps().take_run(Side::First, SlotCount(1)) else {
+        let Some((slot, _)) = pager.slots().map().take_run(SlotCount(1)) else {
             return;
         };
         let Some(frame) = pager.pool().charged_frame(ByteCount::ZERO) else {

@@ -6,7 +6,6 @@
 use crate::base::units::{PageCount, PageId};
 use crate::paging::page::word::FrameId;
 use crate::paging::pager::frame_pool::RUNS_MAX;
-use crate::store::Side;
 use crate::sys::signals::SignalsBlocked;
 use std::ops::ControlFlow::{self, Break, Continue};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -22,8 +21,6 @@ pub(in crate::paging) struct EvictRequest {
     pub(in crate::paging) id: Option<u64>,
     pub(in crate::paging) first: PageId,
     pub(in crate::paging) count: PageCount,
-    /// Only what is misplaced, now that the chunks want this side.
-    pub(in crate::paging) to: Option<Side>,
 }
 
 #[derive(Debug)]
@@ -89,7 +86,6 @@ impl Requests {
         &self,
         first: PageId,
         count: PageCount,
-        to: Option<Side>,
         ring: impl Fn(),
     ) -> bool {
         let id = self.wait_for(|state| {
@@ -101,7 +97,7 @@ impl Requests {
             }
             let id = state.next_id;
             state.next_id += 1;
-            state.queue.push(EvictRequest { id: Some(id), first, count, to });
+            state.queue.push(EvictRequest { id: Some(id), first, count });
             ring();
             Break(Some(id))
         });
@@ -121,7 +117,7 @@ impl Requests {
         let _blocked = SignalsBlocked::new();
         let mut state = self.lock();
         if state.queue.len() + state.answered.len() < REQUESTS_MAX && !state.closed {
-            state.queue.push(EvictRequest { id: None, first, count, to: None });
+            state.queue.push(EvictRequest { id: None, first, count });
         }
     }
 

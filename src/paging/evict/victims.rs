@@ -82,9 +82,7 @@ impl Evictor {
         let (mut piece_count, mut clean_count, mut run_len, mut moved) = (0, 0, 0, 0);
         for &page in victims.iter() {
             let Some(word) = content::take_victim(&self.pager, page, listed) else { continue };
-            let kept = word.slot().filter(|_| word.protected());
-            let chunk = self.pager.chunk_of(page);
-            if kept.is_some_and(|slot| !self.pager.slots().is_misplaced(chunk, slot)) {
+            if word.slot().is_some() && word.protected() {
                 clean[clean_count] = (page, word);
                 clean_count += 1;
                 discard::push_piece(&self.pager, &mut pieces, &mut piece_count, page);

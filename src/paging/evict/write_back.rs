@@ -15,7 +15,7 @@ use crate::paging::pager::health::NO_SLOT;
 use crate::paging::pager::health::errno_of;
 use crate::paging::pager::transfer;
 use crate::paging::tables::charge;
-use crate::store::{Completion, Op, Queue, Request, SEGMENTS_MAX, Segment, Side, queue_bytes};
+use crate::store::{Completion, Op, Queue, Request, SEGMENTS_MAX, Segment, queue_bytes};
 use crate::sys::uffd::Protect;
 use crate::sys::vm::HUGE_PAGE;
 use std::sync::Arc;
@@ -88,12 +88,7 @@ impl WriteBack {
         let write = size_of::<Write>()
             + Write::pages_max(page_bytes) * size_of::<Dirty>()
             + size_of::<Completion>();
-        WriteBack::queue_bytes() + frames * size_of::<Dirty>() + DEPTH as usize * write
-    }
-
-    /// Bytes of its queue.
-    pub(in crate::paging) fn queue_bytes() -> usize {
-        queue_bytes(DEPTH + 1, SEGMENTS_MAX)
+        queue_bytes(DEPTH + 1, SEGMENTS_MAX) + frames * size_of::<Dirty>() + DEPTH as usize * write
     }
 
     /// # Errors
@@ -227,7 +222,7 @@ impl WriteBack {
 
     /// The old slot of a page that is being written, unless a forked child may still read it.
     fn slot_to_overwrite(&self, frame: FrameId) -> Option<SlotId> {
-        self.pager.frames().slot(frame).filter(|slot| !self.pager.slots().maps().is_held(*slot))
+        self.pager.frames().slot(frame).filter(|slot| !self.pager.slots().map().is_held(*slot))
     }
 
     /// Starts one write, or returns a page that there is no space for; returns for how many of the
@@ -244,12 +239,11 @@ impl WriteBack {
             self.start(&dirty[..1], true, leaving);
             return Some(1);
         }
-        let side = self.side_for(&dirty[0]);
-        let want = SlotCount(self.count_for_write(dirty, side) as u64);
-        charge::ready_slots(&self.pager, side, want);
-        let maps = self.pager.slots().maps();
-        let Some((first, got)) = maps.take_run(side, want) else {
-            if maps.has_asleep(side) && self.is_writing() {
+        let want = SlotCount(self.count_for_write(dirty) as u64);
+        charge::ready_slots(&self.pager, want);
+        let map = self.pager.slots().map();
+        let Some((first, got)) = map.take_run(want) else {
+            if map.has_asleep() && self.is_writing() {
                 return None; // The frames of these pay for the tables of more slots.
             }
             self.fail(NO_SLOT);
@@ -266,20 +260,15 @@ impl WriteBack {
         Some(got.as_usize())
     }
 
-    /// The side whose slots a page is written to.
-    fn side_for(&self, dirty: &Dirty) -> Side {
-        self.pager.slots().side_for(self.pager.chunk_of(dirty.page))
-    }
-
-    /// How many of the first pages one write to `side` takes. A run of frames leaves alone and whole.
-    fn count_for_write(&self, dirty: &[Dirty], side: Side) -> usize {
+    /// How many of the first pages one write takes. A run of frames leaves alone and whole.
+    fn count_for_write(&self, dirty: &[Dirty]) -> usize {
         let frames = self.pager.frames();
         let run = frames.run_of(dirty[0].frame);
         let most = if run.is_some() { frames.run_frames() } else { self.pages_per_write() };
         let (mut count, mut segments) = (1, 1);
         while count < dirty.len().min(most) && frames.run_of(dirty[count].frame) == run {
             segments += usize::from(!dirty[count].is_beside(&dirty[count - 1]));
-            if segments > SEGMENTS_MAX || self.side_for(&dirty[count]) != side {
+            if segments > SEGMENTS_MAX {
                 break;
             }
             count += 1;
@@ -346,15 +335,13 @@ impl WriteBack {
                 if !in_place {
                     self.note_works();
                 }
-                self.pager.slots().note_write(run[0].slot, 0);
                 run.iter().for_each(|dirty| self.written(dirty, leaving));
             }
             Err(error) => {
                 diagnostics::write_failed(&error, self.pager.slots().store().room());
                 self.fail(errno_of(&error) as u32);
-                self.pager.slots().note_write(run[0].slot, errno_of(&error) as u32);
                 run.iter().for_each(|dirty| {
-                    self.pager.slots().maps().put(dirty.slot);
+                    self.pager.slots().map().put(dirty.slot);
                     if self.pager.frames().slot(dirty.frame) == Some(dirty.slot) {
                         // Half written: not the page's any more.
                         self.pager.frames().forget_slot(dirty.frame);
@@ -506,7 +493,6 @@ impl WriteBack {
 
     fn abandon(&mut self, token: usize, errno: i32) {
         self.writes[token].overdue = true;
-        self.pager.slots().note_write(self.writes[token].pages[0].slot, errno as u32);
         self.pager.starved().set_writing(self.is_writing());
         self.pager.counters().write_errors.bump();
         self.pager.health().note_write_failed(errno as u32);

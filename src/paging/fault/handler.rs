@@ -22,7 +22,6 @@ use crate::base::error::Result;
 use crate::base::gate::{Closed, LOOK_EVERY};
 use crate::paging::config::RegionConfig;
 use crate::paging::diagnostics;
-use crate::paging::fault::reads::Reads;
 use crate::paging::fault::sched::ThreadSched;
 use crate::paging::fault::starved::FAULTS_MAX;
 use crate::paging::fault::work::Work;
@@ -54,11 +53,6 @@ impl Handler {
         let sched = ThreadSched::new(Arc::clone(pager.sched()), index, spin, poll);
         let work = Work::new(Arc::clone(&pager), index)?;
         Ok(Handler { pager, sched, work, messages: [Message::EMPTY; FAULTS_MAX] })
-    }
-
-    /// Bytes of a handler's queue.
-    pub(in crate::paging) fn queue_bytes() -> usize {
-        Reads::queue_bytes()
     }
 
     /// Bytes of a handler and its thread, for a region of this number of frames.

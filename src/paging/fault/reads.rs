@@ -230,17 +230,12 @@ impl Reads {
         })
     }
 
-    /// Bytes of its queue.
-    pub(super) fn queue_bytes() -> usize {
-        queue_bytes(DEPTH, SEGMENTS_MAX)
-    }
-
     /// Bytes of all that, for a region of this number of frames.
     pub(super) fn bytes(frames: usize) -> usize {
         let request = size_of::<Option<Read>>() + size_of::<usize>() + size_of::<Completion>();
         let frame = size_of::<Accepted>() + size_of::<Repeat>() + size_of::<FrameRead>();
         let wakes = WAKE_BYTES_MAX / KERNEL_PAGE * size_of::<PageId>();
-        Reads::queue_bytes() + DEPTH as usize * request + frames * frame + wakes
+        queue_bytes(DEPTH, SEGMENTS_MAX) + DEPTH as usize * request + frames * frame + wakes
     }
 
     /// Whether nothing is accepted, at the device or back from it.

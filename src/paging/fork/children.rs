@@ -8,7 +8,7 @@
 
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicUsize, Ordering, Rank};
-use crate::store::SlotMaps;
+use crate::store::SlotMap;
 use crate::store::slots::{HOLDS_MAX, HoldId};
 use crate::sys::event::poll_readable;
 use crate::sys::fork::{self, Private, file_of, pipe};
@@ -35,7 +35,7 @@ impl Birth {
     ///
     /// # Errors
     /// When there are too many children, or descriptors.
-    pub(super) fn prepare(maps: &SlotMaps) -> Result<Birth> {
+    pub(super) fn prepare(maps: &SlotMap) -> Result<Birth> {
         let [reader, writer] = pipe().map_err(refused("pipe2"))?;
         let hold = maps.hold()?.ok_or(Error::Unsupported {
             feature: "far memory in another forked child",
@@ -94,7 +94,7 @@ impl Children {
     }
 
     /// Ends the holds of children that are gone, if it is time to look.
-    pub(in crate::paging) fn reap(&self, maps: &SlotMaps) {
+    pub(in crate::paging) fn reap(&self, maps: &SlotMap) {
         if self.count() == 0 || self.state.lock().looked.elapsed() < LOOK_EVERY {
             return;
         }
@@ -103,7 +103,7 @@ impl Children {
 
     /// Ends the holds of children that are gone. To be called with the table of descriptors that they were
     /// forked with.
-    pub(super) fn reap_now(&self, maps: &SlotMaps) {
+    pub(super) fn reap_now(&self, maps: &SlotMap) {
         self.state.lock().looked = Instant::now();
         while let Some(child) = self.take_gone() {
             maps.end_hold(child.hold);

@@ -80,8 +80,8 @@ impl Heir {
         let own = pager.slots().open_in_child();
         let has_own = own.is_ok();
         if let Ok(own) = own {
-            let inherited = own.inherit().map(|inherited| inherited.descriptors);
-            needed.extend(inherited.into_iter().flatten().flatten().map(Needed::new));
+            let inherited = own.inherit().and_then(|inherited| inherited.descriptor);
+            needed.extend(inherited.map(Needed::new));
             layers.push(Arc::new(own));
         }
         needed.push(Needed::new(fork::own_for_good(end)));
@@ -138,8 +138,8 @@ impl Heir {
             why: "the child has no store of its own",
         })?;
         // Now and not earlier: the heir's thread has another table of descriptors.
-        self.children.reap_now(own.maps());
-        Birth::prepare(own.maps())
+        self.children.reap_now(own.map());
+        Birth::prepare(own.map())
     }
 
     pub(super) fn own(&self) -> Option<&SlotStore> {

@@ -54,12 +54,12 @@ impl Legacy {
     pub(super) fn of_region(pager: Arc<Pager>, children: usize) -> Result<Legacy> {
         let entries = LazyArray::new(pager.page_count().as_usize())?;
         entries.set_inherited(true)?;
-        let inherited = pager.fork().inherited().map(|inherited| inherited.descriptors);
+        let needed = pager.fork().inherited().and_then(|inherited| inherited.descriptor);
         let budget = pager.budget().limit().0 / pager.page_bytes() as u64 / BUDGET_PART;
         Ok(Legacy {
             entries: Arc::new(entries),
             layers: Vec::new(),
-            needed: inherited.into_iter().flatten().flatten().map(Needed::new).collect(),
+            needed: needed.into_iter().map(Needed::new).collect(),
             budget: (budget / (children as u64 + 1)).max(BUDGET_PAGES_MIN),
             pager,
         })

@@ -230,7 +230,7 @@ impl Part {
     fn prepare(&self) -> Option<Birth> {
         let birth = match self {
             Part::Region(pager) => {
-                let maps = pager.slots().maps();
+                let maps = pager.slots().map();
                 // 64 children at most hold slots: one that has just ended makes room for this one.
                 pager.fork().children().reap_now(maps);
                 Birth::prepare(maps)

@@ -12,18 +12,17 @@
 //! thread that waits for a page is woken (loom reports one that waits for ever).
 
 mod cases;
-mod sides;
 
 use crate::base::sync::{AtomicUsize, Ordering};
 use crate::base::units::{PageId, SlotId};
 use crate::paging::page::frame_meta::{FrameMeta, FrameOutcome};
-use crate::paging::page::models::sides::{ANSWERED, ASKED, FIRST, SECOND, SLOTS, Sides, side_of};
-use crate::paging::page::protocol::{self, Content, Discard, Filled, Linger, Misplaced, Written};
+use crate::paging::page::protocol::{self, Content, Discard, Filled, Linger, Written};
 use crate::paging::page::word::{FrameId, PageWord, State, Word};
 use loom::thread;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 const FRAMES: usize = 3;
+const SLOTS: usize = 4;
 const THREADS: usize = 4;
 const PAGE: PageId = PageId(7);
 /// What nobody may ever read.
@@ -64,8 +63,6 @@ struct Model {
     protects: bool,
     /// Threads read for themselves, and a watchdog may revoke that.
     in_thread: bool,
-    /// Of a joined store.
-    sides: Option<Sides>,
 }
 
 /// The evictor's own state.
@@ -112,7 +109,6 @@ impl Model {
             mapping: AtomicUsize::new(0),
             protects,
             in_thread: false,
-            sides: None,
         }
     }
 
@@ -385,8 +381,7 @@ impl Model {
         if word.pins() > 0 {
             return self.change(word, word.kept());
         }
-        let is_clean = |slot: &SlotId| word.protected() && !self.is_misplaced(*slot);
-        if let Some(slot) = word.slot().filter(is_clean) {
+        if let Some(slot) = word.slot().filter(|_| word.protected()) {
             {
                 let mut machine = self.machine();
                 let content = self.unmap(&mut machine);
@@ -420,13 +415,10 @@ impl Model {
     fn settle_frame(&self, evictor: &mut Evictor, frame: FrameId) {
         assert_eq!(self.note(frame).page(), PAGE);
         let slot = self.note(frame).slot();
-        // Not with the lock held: loom may switch threads here.
-        let is_misplaced = slot.is_some_and(|slot| self.is_misplaced(slot));
         let content = {
             let machine = self.machine();
             match machine.frames[frame.0 as usize] {
                 Some(version) => match slot.filter(|s| machine.slots[s.as_usize()] == version) {
-                    Some(_) if is_misplaced => Content::Dirty,
                     Some(slot) => Content::Clean(slot),
                     None if version == 0 => Content::Zero,
                     None => Content::Dirty,
@@ -449,8 +441,6 @@ impl Model {
     /// `start_write`, the device, `finish_write`.
     fn write(&self, evictor: &mut Evictor, frame: FrameId) {
         let new = self.take_slot();
-        // The device has the write, and the evictor time for others.
-        self.serve_retier(evictor);
         let before = self.machine().frames[frame.0 as usize];
         let rescued = evictor.rescue.is_some_and(|how| self.rescue(frame, how));
         let old = self.note(frame).slot();
@@ -522,31 +512,6 @@ impl Model {
         }
     }
 
-    // What the evictor does for a retier.
-
-    /// The side that the page is wanted on.
-    fn wanted(&self) -> usize {
-        self.sides.as_ref().map_or(FIRST, |sides| sides.wants.load(Ordering::Relaxed))
-    }
-
-    fn is_misplaced(&self, slot: SlotId) -> bool {
-        self.sides.is_some() && side_of(slot) != self.wanted()
-    }
-
-    /// `Evictor::serve_requests`: `move_misplaced`, and the answer.
-    fn serve_retier(&self, evictor: &mut Evictor) {
-        let Some(sides) = &self.sides else { return };
-        if sides.request.load(Ordering::Acquire) != ASKED {
-            return;
-        }
-        sides.wants.store(SECOND, Ordering::Relaxed);
-        let word = self.word.load();
-        if let Misplaced::Mapped(_) = protocol::misplaced(word, |slot| side_of(slot) == FIRST) {
-            self.evict(evictor);
-        }
-        sides.request.store(ANSWERED, Ordering::Release);
-    }
-
     // The thread that discards and pins.
 
     /// `Pager::discard` of one page.
@@ -612,19 +577,14 @@ impl Model {
     // What is free.
 
     fn take_frame(&self) -> Option<FrameId> {
-        let frame = {
-            let mut machine = self.machine();
-            let frame = machine.free_frames.pop()?;
-            assert_eq!(machine.frames[frame], None, "a free frame has content");
-            FrameId(frame as u32)
-        };
-        self.sides.iter().for_each(|sides| sides.lock_pool(Ordering::Acquire));
-        Some(frame)
+        let mut machine = self.machine();
+        let frame = machine.free_frames.pop()?;
+        assert_eq!(machine.frames[frame], None, "a free frame has content");
+        Some(FrameId(frame as u32))
     }
 
     /// Lists a frame without content as free.
     fn free_frame(&self, frame: FrameId) {
-        self.sides.iter().for_each(|sides| sides.lock_pool(Ordering::Release));
         let mut machine = self.machine();
         let at = frame.0 as usize;
         assert!(!machine.free_frames.contains(&at), "{frame:?} is freed twice");
@@ -639,12 +599,10 @@ impl Model {
         self.free_frame(frame);
     }
 
-    /// A free slot of the side that is wanted.
     fn take_slot(&self) -> SlotId {
-        let side = self.wanted();
         let mut machine = self.machine();
-        let at = machine.free_slots.iter().position(|slot| side_of(SlotId(*slot)) == side);
-        SlotId(machine.free_slots.swap_remove(at.expect("more slots than can be in use")))
+        assert!(!machine.free_slots.is_empty(), "more slots than can be in use");
+        SlotId(machine.free_slots.swap_remove(0))
     }
 
     fn free_slot(&self, slot: Option<SlotId>) {
@@ -674,10 +632,6 @@ impl Model {
             assert_eq!(machine.region.is_some(), word.state() == State::Resident);
             assert_eq!(machine.waiting, [false; THREADS], "somebody waits for ever");
             assert_eq!(word.pins(), 0);
-        }
-        if self.sides.is_some() {
-            let is_right = slot.is_none_or(|slot| side_of(slot) == SECOND);
-            assert!(is_right, "{word:?} after the retier had seen that the page was done");
         }
         let seen = self.access(0, Access::Read);
         assert!(versions.contains(&seen), "version {seen} is none of {versions:?}");

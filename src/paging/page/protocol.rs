@@ -18,7 +18,6 @@
 //!  written        evictor          evictor frees      the page's
 //!  unwritten      evictor          the page's         evictor frees
 //!  rescue         evictor, decides the page's         evictor frees, when the device lets go
-//!  give_up        -                caller frees       -
 //! ```
 
 use crate::base::units::SlotId;
@@ -218,42 +217,6 @@ pub(crate) fn linger(word: &PageWord, frame: FrameId, note: &FrameMeta) -> Linge
         FrameOutcome::Open if word.load() == Word::cooling(frame) => Linger::Cooling,
         FrameOutcome::Open => Linger::Wait,
     }
-}
-
-/// What a page needs before it is off the side that it leaves (`paging::retier`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Misplaced {
-    /// Nothing: it has a slot where it is wanted, or none. For good, if the evictor knew what is wanted before the
-    /// word was read: it alone gives slots out, and what it has begun to write to the old side is `Writing`.
-    No,
-    /// To be read: it is on the old side only.
-    Stored,
-    /// To be written, or to [give the slot up](give_up): it is mapped.
-    Mapped(SlotId),
-    /// To be looked at again: it is being read or mapped.
-    Coming,
-    /// To be looked at again: which slot it gets is being decided, or was.
-    Leaving,
-}
-
-/// What a page that has this word needs; `is_old` says whether a slot is of the side that it leaves.
-pub(crate) fn misplaced(seen: Word, is_old: impl Fn(SlotId) -> bool) -> Misplaced {
-    match seen.state() {
-        State::Filling | State::Moving => Misplaced::Coming,
-        State::Cooling | State::Writing => Misplaced::Leaving,
-        State::Stored if seen.slot().is_some_and(&is_old) => Misplaced::Stored,
-        State::Resident => match seen.slot() {
-            Some(slot) if is_old(slot) => Misplaced::Mapped(slot),
-            _ => Misplaced::No,
-        },
-        // Lost, or empty: there is nothing to move.
-        State::Stored | State::Empty | State::Poisoned => Misplaced::No,
-    }
-}
-
-/// A mapped page gives its slot up, for its content is in memory. Won: the slot is the caller's to free.
-pub(crate) fn give_up(word: &PageWord, seen: Word) -> bool {
-    word.try_change(seen, seen.without_slot()).is_ok()
 }
 
 fn expect_dead(now: Word, before: Word) -> Word {

@@ -215,12 +215,6 @@ impl Word {
         (self.pins() > 0).then(|| Word(self.0 - (1 << PIN_SHIFT)))
     }
 
-    /// The same mapped page with its slot given up.
-    pub(crate) fn without_slot(self) -> Word {
-        strict_assert!(self.state() == State::Resident, "{self:?} keeps its slot");
-        Word(self.0 & !PAYLOAD_MASK)
-    }
-
     /// The slot of a page in a state that has one.
     pub(crate) fn slot(self) -> Option<SlotId> {
         strict_assert!(

@@ -11,7 +11,7 @@
 //! | `frame_pool` | limit, watermarks, frames with their charge, who is woken |
 //! | `room`, `slot_charge` | threads that wait for room; what the frames that are freed next pay for |
 //! | `mapper`, `pieces` | what is mapped: installs pages, takes them out; along the borders of the kernel's mappings |
-//! | `slot_store`, `wants` | the store, its slots, content hashes; which side of a joined store is wanted |
+//! | `slot_store` | the store, its slots, content hashes |
 //! | `health` | what fails at the moment |
 //! | `reclaim` | what a region gives up for others |
 //! | `install` | maps frames and zeros, marks lost pages |
@@ -36,7 +36,6 @@ mod slot_charge;
 pub(in crate::paging) mod slot_store;
 pub(in crate::paging) mod table;
 pub(in crate::paging) mod transfer;
-pub(in crate::paging) mod wants;
 
 use crate::base::error::Result;
 use crate::base::sync::Rank;

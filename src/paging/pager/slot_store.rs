@@ -6,14 +6,12 @@
 
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicU64, Ordering};
-use crate::base::units::{ByteCount, PageCount, SlotId};
+use crate::base::units::{PageCount, SlotCount, SlotId};
 use crate::meta::LazyArray;
 use crate::paging::config::RegionConfig;
-use crate::paging::page::chunks::{CHUNK, ChunkId};
 use crate::paging::page::frames::Frames;
 use crate::paging::page::word::FrameId;
-use crate::paging::pager::wants::Wants;
-use crate::store::{Inherited, OnlyUser, Side, SlotMaps, Store};
+use crate::store::{Inherited, OnlyUser, SlotMap, Store};
 use crossbeam_utils::CachePadded;
 use std::ops::Range;
 use std::sync::Arc;
@@ -29,15 +27,13 @@ pub(in crate::paging) struct SlotStore {
     store: OnlyUser,
     /// What errors call the store.
     name: Arc<str>,
-    maps: SlotMaps,
+    map: SlotMap,
     page_shift: u32,
     /// Per slot: hash of what was written there.
     hashes: LazyArray<[AtomicU64; 2]>,
     hash_seed: u64,
     zeros_hash: ContentHash,
     verifies: bool,
-    /// Of a joined store.
-    wants: Option<Wants>,
     /// See [`transfers`](Self::transfers).
     transfers: CachePadded<AtomicU64>,
 }
@@ -47,22 +43,18 @@ impl SlotStore {
     /// When no page fits into the store, or the kernel refuses the mappings.
     pub(super) fn new(config: &RegionConfig, store: OnlyUser) -> Result<SlotStore> {
         let count = slot_count(config, &*store)?;
-        let maps = SlotMaps::new(&*store, config.page)?;
-        let chunks = config.span.as_usize() / CHUNK;
-        let wants = maps.are_joined().then(|| Wants::new(chunks)).transpose()?;
         // Random, so that content cannot be made to collide ahead of time.
         let hash_seed = crate::sys::random_u64()?;
         let zeros = vec![0; config.page.as_usize()];
         Ok(SlotStore {
             name: store.name(),
             store,
-            maps,
+            map: SlotMap::new(SlotCount(count as u64))?,
             page_shift: config.page.0.trailing_zeros(),
             hashes: LazyArray::new(count)?,
             hash_seed,
             zeros_hash: split(XxHash3_128::oneshot_with_seed(hash_seed, &zeros)),
             verifies: config.checksum,
-            wants,
             transfers: CachePadded::new(AtomicU64::new(0)),
         })
     }
@@ -78,14 +70,13 @@ impl SlotStore {
         hashes.set_inherited(true)?;
         Ok(SlotStore {
             name: store.name(),
-            maps: SlotMaps::new(&*store, ByteCount(1 << self.page_shift))?,
+            map: SlotMap::new(SlotCount(count as u64))?,
             store: OnlyUser::in_child(store),
             page_shift: self.page_shift,
             hashes,
             hash_seed: self.hash_seed,
             zeros_hash: self.zeros_hash,
             verifies: self.verifies,
-            wants: None,
             transfers: CachePadded::new(AtomicU64::new(0)),
         })
     }
@@ -130,53 +121,13 @@ impl SlotStore {
 
     /// The error of a store without a free slot.
     pub(in crate::paging) fn full(&self) -> Error {
-        let pages = PageCount(self.maps.slots().0);
-        Error::StoreFull { store: Arc::clone(&self.name), pages }
-    }
-
-    /// The error of a side without a free slot.
-    pub(in crate::paging) fn full_side(&self, side: Side) -> Error {
-        let pages = PageCount(self.maps.slots_of(side).0);
+        let pages = PageCount(self.map.slots().0);
         Error::StoreFull { store: Arc::clone(&self.name), pages }
     }
 
     /// Which slots are in use.
-    pub(in crate::paging) fn maps(&self) -> &SlotMaps {
-        &self.maps
-    }
-
-    // Sides.
-
-    /// Which side is wanted; `None` where there is one only.
-    pub(in crate::paging) fn wants(&self) -> Option<&Wants> {
-        self.wants.as_ref()
-    }
-
-    /// The side that pages of a chunk are written to: the one wanted, unless it is full, or is the second
-    /// and fails. (What wants the first waits for it, as without a second.)
-    pub(in crate::paging) fn side_for(&self, chunk: ChunkId) -> Side {
-        let Some(wants) = &self.wants else { return Side::First };
-        let side = wants.of(chunk);
-        let has_room = |side| self.maps.room(side).0 > 0;
-        let fails = side == Side::Second && wants.failed(side) != 0;
-        match (fails || !has_room(side)) && has_room(side.other()) {
-            true => side.other(),
-            false => side,
-        }
-    }
-
-    /// Whether a page of a chunk is to have another slot.
-    pub(in crate::paging) fn is_misplaced(&self, chunk: ChunkId, slot: SlotId) -> bool {
-        let side = self.maps.side_of(slot);
-        let wanted = self.wants.as_ref().is_some_and(|wants| wants.of(chunk) != side);
-        wanted && self.side_for(chunk) != side
-    }
-
-    /// Notes how a write that began with a slot went: 0, or an `errno`.
-    pub(in crate::paging) fn note_write(&self, slot: SlotId, errno: u32) {
-        if let Some(wants) = &self.wants {
-            wants.note_write(self.maps.side_of(slot), errno);
-        }
+    pub(in crate::paging) fn map(&self) -> &SlotMap {
+        &self.map
     }
 
     /// Where a slot lies on the store.
@@ -187,7 +138,7 @@ impl SlotStore {
     /// Frees a page's slot.
     pub(in crate::paging) fn put(&self, slot: Option<SlotId>) {
         if let Some(slot) = slot {
-            self.maps.put(slot);
+            self.map.put(slot);
         }
     }
 

@@ -14,7 +14,6 @@ use crate::paging::table_sizes::{
     SLOT_GROUP_TABLES, SLOTS_READY,
 };
 use crate::paging::tables::{clear_bit, has_bit};
-use crate::store::Side;
 use crate::store::slots::GROUP_SLOTS;
 use crate::sys::signals::SignalsBlocked;
 use crate::sys::vm::{KERNEL_PAGE, Piece};
@@ -51,8 +50,8 @@ pub(in crate::paging) fn start_tables(
     manager: Option<&MemoryManager>,
 ) -> Result<()> {
     count_tables_of_limit(pager);
-    ready_slots(pager, Side::First, SlotCount(1));
-    if pager.slots().maps().awake(Side::First).0 > SlotCount(0) {
+    ready_slots(pager, SlotCount(1));
+    if pager.slots().map().awake().0 > SlotCount(0) {
         return Ok(());
     }
     let bytes = ByteCount(SLOT_GROUP_TABLES);
@@ -63,7 +62,7 @@ pub(in crate::paging) fn start_tables(
             return Err(Error::LimitTooSmall { limit, minimum: ByteCount(charged.0 + bytes.0) });
         }
     }
-    wake_slots(pager, Side::First);
+    wake_slots(pager);
     Ok(())
 }
 
@@ -180,45 +179,40 @@ fn release_span(
 
 // Slots.
 
-/// Sees to it that there are slots of a side to give out whose tables are charged. For the evictor.
-pub(in crate::paging) fn ready_slots(pager: &Pager, side: Side, want: SlotCount) {
+/// Sees to it that there are slots to give out whose tables are charged. For the evictor.
+pub(in crate::paging) fn ready_slots(pager: &Pager, want: SlotCount) {
     let part = pager.budget().limit().0 / SLOTS_PART;
     loop {
-        let (free, used) = pager.slots().maps().awake(side);
+        let (free, used) = pager.slots().map().awake();
         let of_slots = pager.tables().of_slots.load(Ordering::Relaxed);
         let enough = free.0 >= SLOTS_READY + used.0 / 4;
-        let roomy = of_slots >= part || pager.slots().maps().has_run(side, want);
-        if enough && roomy || !pager.slots().maps().has_asleep(side) {
+        let roomy = of_slots >= part || pager.slots().map().has_run(want);
+        if enough && roomy || !pager.slots().map().has_asleep() {
             return;
         }
         if !pager.pool().charge_slots(ByteCount(SLOT_GROUP_TABLES), !enough) {
             return;
         }
-        wake_slots(pager, side);
+        wake_slots(pager);
     }
 }
 
-/// Lets a group of slots of a side be given out, whose tables were charged.
-fn wake_slots(pager: &Pager, side: Side) {
+/// Lets a group of slots be given out, whose tables were charged.
+fn wake_slots(pager: &Pager) {
     pager.tables().of_slots.fetch_add(SLOT_GROUP_TABLES, Ordering::Relaxed);
-    let woken = pager.slots().maps().wake(side);
+    let woken = pager.slots().map().wake();
     debug_assert!(woken, "the caller has looked, and nobody else wakes");
 }
 
 /// Gives back tables of slots that nobody uses; returns whether there may be more. For the
 /// evictor, which alone gives slots out.
 pub(in crate::paging) fn sleep_slots(pager: &Pager) -> bool {
-    // Not `any`, which would leave the second alone while there is more of the first.
-    pager.slots().maps().sides().filter(|side| sleep_slots_of(pager, *side)).count() > 0
-}
-
-fn sleep_slots_of(pager: &Pager, side: Side) -> bool {
     for _ in 0..ASLEEP_MAX {
-        let (free, used) = pager.slots().maps().awake(side);
+        let (free, used) = pager.slots().map().awake();
         if free.0 < 2 * (SLOTS_READY + used.0 / 4) {
             return false;
         }
-        let Some(first) = pager.slots().maps().sleep(side) else { return false };
+        let Some(first) = pager.slots().map().sleep() else { return false };
         let range = first.as_usize()..first.as_usize() + GROUP_SLOTS as usize;
         // SAFETY: the slots sleep, so none is in use, and only this thread gives slots out.
         if unsafe { pager.slots().drop_hashes(range) }.is_ok() {

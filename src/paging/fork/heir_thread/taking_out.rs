@@ -11,7 +11,7 @@ use crate::paging::fork::entry::{Backing, Entry};
 use crate::paging::page::word::{FrameId, State as PageState};
 use crate::paging::pager::pieces;
 use crate::paging::pager::slot_store::{ContentHash, SlotStore};
-use crate::store::{Op, Request, Segment, Side};
+use crate::store::{Op, Request, Segment};
 use crate::sys;
 use crate::sys::messages;
 use crate::sys::uffd::{Outcome, Wake};
@@ -247,8 +247,8 @@ impl Server {
         let mut done = 0;
         while done < pages.len() {
             let want = SlotCount((pages.len() - done) as u64);
-            while own.maps().awake(Side::First).0 < want && own.maps().wake(Side::First) {}
-            let Some((first, got)) = own.maps().take_run(Side::First, want) else { return false };
+            while own.map().awake().0 < want && own.map().wake() {}
+            let Some((first, got)) = own.map().take_run(want) else { return false };
             let part: Vec<Leaving> =
                 pages[done..].iter().flatten().take(got.as_usize()).copied().collect();
             if let Err(error) = self.write_run(own, first, &part, page_bytes) {
