@@ -17,7 +17,7 @@ mod raw;
 
 use clap::Parser;
 use common::Unnamed;
-use farheap::manager::{MemoryManager, Mode, TemporaryMemory};
+use farheap::manager::{MemoryManager, TemporaryMemory};
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::region::{Region, RegionConfig};
 use farheap::store::BlockStore;
@@ -168,7 +168,7 @@ fn spill(options: &Options) -> Result<Vec<Row>, Failure> {
     let len = ByteCount(2 * limit.get());
     let (device, beside) = (options.file(ByteCount(2 * len.get()))?, options.file(len)?);
     let store = BlockStore::open(device.path(), None)?;
-    let manager = MemoryManager::start(limit, Mode::Cooperative)?;
+    let manager = MemoryManager::start(limit)?;
     let config = RegionConfig::new().limit(limit);
     let region = Region::create_under(&manager, config, Arc::new(store))?;
     let file = raw::open(&beside.path())?;
@@ -193,9 +193,9 @@ fn spill(options: &Options) -> Result<Vec<Row>, Failure> {
     let stats = manager.stats();
     assert!(stats.used_bytes_max <= stats.limit_bytes, "{stats:?}");
     println!("{}", region.stats());
-    let parted = MemoryManager::start(limit, Mode::Partitioned { temporary_pct: 50 })?;
-    let refused = parted.allocate_temporary(len).expect_err("more than there is");
-    println!("partitioned: {refused}");
+    let alone = MemoryManager::start(limit)?;
+    let refused = alone.allocate_temporary(len).expect_err("more than there is");
+    println!("without far memory: {refused}");
     let row = |work: &str, times: f64, goal, of: fn(&Round) -> f64| {
         let mib = times * len.get() as f64 / 1_048_576.0;
         let rate = |rounds: &[Round]| mib / median(rounds.iter().map(of).collect());
@@ -257,7 +257,7 @@ fn fresh(options: &Options) -> Result<Vec<Row>, Failure> {
     let len = ByteCount(limit.get() / 2);
     let device = options.file(ByteCount(4 * limit.get()))?;
     let store = BlockStore::open(device.path(), None)?;
-    let manager = MemoryManager::start(limit, Mode::Cooperative)?;
+    let manager = MemoryManager::start(limit)?;
     let config = RegionConfig::new().limit(limit);
     let region = Region::create_under(&manager, config, Arc::new(store))?;
     // Far-backed: above what its ceiling leaves, all temporary memory spills at once.
@@ -335,7 +335,7 @@ fn beside_pool(
 ) -> Result<(f64, f64), Failure> {
     let limit = ByteCount::mib(options.limit_mib);
     let table = options.file(ByteCount(2 * limit.get()))?;
-    let manager = MemoryManager::start(limit, Mode::Cooperative)?;
+    let manager = MemoryManager::start(limit)?;
     let config = PoolConfig::new().evict_batch(batch).cleaner(cleaner);
     let (pool, pages) = warm(&manager, &table.path(), limit, config)?;
     let len = ByteCount(limit.get() / 2);

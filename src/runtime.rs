@@ -152,10 +152,10 @@ impl Heap {
     ///
     /// # Examples
     /// ```
-    /// use farheap::manager::{MemoryManager, Mode};
+    /// use farheap::manager::MemoryManager;
     /// use farheap::{ByteCount, Config, Heap};
     ///
-    /// let manager = MemoryManager::start(ByteCount::mib(32), Mode::Cooperative)?;
+    /// let manager = MemoryManager::start(ByteCount::mib(32))?;
     /// let heap = match Heap::start_under(&manager, Config::builder().build()?) {
     ///     Ok(heap) => heap,
     ///     Err(error) => {

@@ -6,17 +6,14 @@ use crate::device::Device;
 use crate::options::Options;
 use crate::plot;
 use crate::report::{self, Row};
-use crate::run::{Asked, PARTITIONED, Plan, Query, Run, run};
+use crate::run::{Asked, Mode, Plan, Query, Run, run};
 use crate::source::Source;
 use crate::unmap;
 use farheap::ByteCount;
-use farheap::manager::Mode;
 use farheap::pool::{Arrival, Clock, PoolConfig, Proven, Replacement, Worth};
 use farheap::region::{Region, RegionConfig};
 use farheap::store::MemStore;
 use std::sync::Arc;
-
-const COOPERATIVE: Mode = Mode::Cooperative;
 
 /// Prints a run, and keeps it.
 fn keep(runs: &mut Vec<Run>, run: Run) {
@@ -52,13 +49,13 @@ fn finish(options: &Options, name: &str, runs: &[Run]) -> Result<(), Failure> {
 /// (a) What do writes change?
 pub(crate) fn writes(options: &Options, source: &Source<'_>) -> Result<(), Failure> {
     let mut runs = Vec::new();
-    for (name, mode) in [("coop", COOPERATIVE), ("part", PARTITIONED)] {
+    for (name, mode) in [("coop", Mode::Cooperative), ("part", Mode::Partitioned)] {
         for (kind, read_only) in [("reads", true), ("writes", false)] {
             let plan = Plan::new(format!("{name}, {kind}"), mode, options);
             keep(&mut runs, run(options, source, Plan { read_only, ..plan })?);
         }
     }
-    let plan = Plan::new("coop, writes, no cleaner", COOPERATIVE, options);
+    let plan = Plan::new("coop, writes, no cleaner", Mode::Cooperative, options);
     let pool = PoolConfig::new().cleaner(false);
     keep(&mut runs, run(options, source, Plan { pool, ..plan })?);
     finish(options, "writes", &runs)
@@ -70,7 +67,7 @@ pub(crate) fn floor(options: &Options, source: &Source<'_>) -> Result<(), Failur
     let mut runs = Vec::new();
     for floor in [0.0, 0.45, 0.6, 0.75] {
         let name = format!("floor {:.0} %", 100.0 * floor);
-        let plan = Plan { floor, spill: true, ..Plan::new(name, COOPERATIVE, &options) };
+        let plan = Plan { floor, spill: true, ..Plan::new(name, Mode::Cooperative, &options) };
         keep(&mut runs, run(&options, source, plan)?);
     }
     finish(&options, "floor", &runs)
@@ -116,7 +113,7 @@ pub(crate) fn policies(options: &Options, source: &Source<'_>) -> Result<(), Fai
                 "once" => pool.replacement(Once),
                 _ => pool.replacement(Sticky),
             };
-            let plan = Plan::new(format!("{name}, {kind}"), COOPERATIVE, options);
+            let plan = Plan::new(format!("{name}, {kind}"), Mode::Cooperative, options);
             keep(&mut runs, run(options, source, Plan { query, pool, ..plan })?);
         }
     }
@@ -135,7 +132,7 @@ pub(crate) fn caches(options: &Options, source: &Source<'_>) -> Result<(), Failu
         ("first, floor of a tenth", Place::FirstWithFloor(0.1)),
     ] {
         let cache = ResultCache::new(options, place);
-        let plan = Plan { beside: Some(&cache), ..Plan::new(name, COOPERATIVE, options) };
+        let plan = Plan { beside: Some(&cache), ..Plan::new(name, Mode::Cooperative, options) };
         keep(&mut runs, run(options, source, plan)?);
         let Answers { looked_up, hits, seconds } = cache.answers();
         let (rate, share) = (looked_up as f64 / seconds, 100.0 * hits as f64 / looked_up as f64);
@@ -153,18 +150,18 @@ pub(crate) fn caches(options: &Options, source: &Source<'_>) -> Result<(), Failu
 pub(crate) fn spill(options: &Options, source: &Source<'_>) -> Result<(), Failure> {
     let Some(options) = with_far_memory(options) else { return Ok(()) };
     let mut runs = Vec::new();
-    for (name, mode) in [("coop", COOPERATIVE), ("part", PARTITIONED)] {
+    for (name, mode) in [("coop", Mode::Cooperative), ("part", Mode::Partitioned)] {
         for share in [0.5, 1.0, 2.0] {
             let plan = Plan {
                 query: Query::Simulated(share),
-                spill: mode == COOPERATIVE,
+                spill: mode == Mode::Cooperative,
                 ..Plan::new(format!("{name}, {share} limits"), mode, &options)
             };
             keep(&mut runs, run(&options, source, plan)?);
         }
     }
     let alone = Options { streams: 0, ..options.clone() };
-    let plan = Plan::new("coop, 2 limits, no streams", COOPERATIVE, &alone);
+    let plan = Plan::new("coop, 2 limits, no streams", Mode::Cooperative, &alone);
     let plan = Plan { query: Query::Simulated(2.0), spill: true, ..plan };
     keep(&mut runs, run(&alone, source, plan)?);
     let bytes = 2 * options.limit.get();
@@ -198,12 +195,13 @@ pub(crate) fn victims(options: &Options, source: &Source<'_>) -> Result<(), Fail
         let options = Options { streams, ..options.clone() };
         for (name, cleaner) in [("no cleaner", false), ("cleaner", true)] {
             let pool = PoolConfig::new().cleaner(cleaner);
-            let plan = Plan::new(format!("{streams} streams, {name}"), COOPERATIVE, &options);
+            let plan = Plan::new(format!("{streams} streams, {name}"), Mode::Cooperative, &options);
             keep(&mut runs, run(&options, source, Plan { query: Query::None, pool, ..plan })?);
         }
         // The order in which vmcache's pages leave: a second chance, whether they are dirty or not.
         let pool = PoolConfig::new().cleaner(false).replacement(Clock);
-        let plan = Plan::new(format!("{streams} streams, second chance"), COOPERATIVE, &options);
+        let plan =
+            Plan::new(format!("{streams} streams, second chance"), Mode::Cooperative, &options);
         keep(&mut runs, run(&options, source, Plan { query: Query::None, pool, ..plan })?);
         let last = runs.len();
         let [without, with, chance] = [last - 3, last - 2, last - 1].map(|at| runs[at].all());
@@ -237,7 +235,7 @@ pub(crate) fn tail(options: &Options, source: &Source<'_>) -> Result<(), Failure
         Options { every: 0.2, hold: 0.05, ..options.clone() }
     };
     let mut runs = Vec::new();
-    let plan = Plan::new("half the limit five times a second", COOPERATIVE, &often);
+    let plan = Plan::new("half the limit five times a second", Mode::Cooperative, &often);
     keep(&mut runs, run(&often, source, plan)?);
     let device = Device::new(options, 2 * options.limit.get())?;
     let half = options.limit.get() as f64 / 2.0;
@@ -304,7 +302,7 @@ pub(crate) fn fits(options: &Options, source: &Source<'_>) -> Result<(), Failure
             let options = Options { streams, limit: ByteCount(limit), ..options.clone() };
             let is_spare = name == "memory to spare";
             let pool = PoolConfig::new().cleaner(!is_spare).huge_frames(!is_spare);
-            let plan = Plan::new(format!("{streams} streams, {name}"), COOPERATIVE, &options);
+            let plan = Plan::new(format!("{streams} streams, {name}"), Mode::Cooperative, &options);
             keep(&mut runs, run(&options, source, Plan { query: Query::None, pool, ..plan })?);
         }
         let [spare, fits] = [runs.len() - 2, runs.len() - 1].map(|at| runs[at].all());

@@ -4,14 +4,14 @@ use crate::Failure;
 use crate::options::Options;
 use crate::plot;
 use crate::report::{self, Row};
-use crate::run::{PARTITIONED, Plan, Query, Run, run};
+use crate::run::{Mode, Plan, Query, Run, run};
 use crate::source::Source;
-use farheap::manager::Mode;
 
 pub(crate) fn figure(options: &Options, source: &Source<'_>) -> Result<(), Failure> {
     let mut runs = Vec::new();
     for (kind, query) in [("simulated query", Query::Simulated(0.5)), ("query 9", Query::Q9)] {
-        for (name, mode) in [("cooperative", Mode::Cooperative), ("partitioned", PARTITIONED)] {
+        for (name, mode) in [("cooperative", Mode::Cooperative), ("partitioned", Mode::Partitioned)]
+        {
             let name = format!("{name}, {kind}");
             let outcome = run(options, source, Plan { query, ..Plan::new(name, mode, options) })?;
             report::print(&outcome);

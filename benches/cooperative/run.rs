@@ -10,7 +10,7 @@ use crate::schema::Database;
 use crate::source::{Source, progress};
 use allocator_api2::vec::Vec as AllocVec;
 use farheap::ByteCount;
-use farheap::manager::{MemoryManager, Mode};
+use farheap::manager::MemoryManager;
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::region::{Region, RegionConfig};
 use farheap::store::BlockStore;
@@ -18,7 +18,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-pub(crate) const PARTITIONED: Mode = Mode::Partitioned { temporary_pct: 50 };
+/// How the limit is divided between tables and temporary data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// One manager for both.
+    Cooperative,
+    /// A manager for each, of half the limit: the traditional system.
+    Partitioned,
+}
 
 /// What asks for temporary memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -204,7 +211,8 @@ struct Shared<'a> {
     options: &'a Options,
     database: &'a Database,
     pool: &'a BufferPool,
-    manager: &'a Arc<MemoryManager>,
+    /// Of the temporary data; the tables' too, where the run is cooperative.
+    temporary: &'a Arc<MemoryManager>,
     stop: AtomicBool,
     orders: AtomicU64,
     rolled_back: AtomicU64,
@@ -218,17 +226,24 @@ struct Shared<'a> {
 pub(crate) fn run(options: &Options, source: &Source, plan: Plan<'_>) -> Result<Run, Failure> {
     let file = source.copy()?;
     let watch = Watch::start(options.limit);
-    let manager = MemoryManager::start(options.limit, plan.mode)?;
+    let half = ByteCount(options.limit.get() / 2);
+    let (manager, temporary) = match plan.mode {
+        Mode::Cooperative => {
+            let manager = MemoryManager::start(options.limit)?;
+            (Arc::clone(&manager), manager)
+        }
+        Mode::Partitioned => (MemoryManager::start(half)?, MemoryManager::start(half)?),
+    };
     let pool = plan.pool.open(file.path(), &manager)?;
     let floor = (options.limit.get() as f64 * plan.floor) as u64;
     pool.account().set_floor(ByteCount(floor))?;
-    let far = plan.spill.then(|| far_memory(options, &manager)).transpose()?;
+    let far = plan.spill.then(|| far_memory(options, &temporary)).transpose()?;
     let database = Database::open(&pool, &source.catalog);
     let shared = Shared {
         options,
         database: &database,
         pool: &pool,
-        manager: &manager,
+        temporary: &temporary,
         stop: AtomicBool::new(false),
         orders: AtomicU64::new(0),
         rolled_back: AtomicU64::new(0),
@@ -266,7 +281,10 @@ pub(crate) fn run(options: &Options, source: &Source, plan: Plan<'_>) -> Result<
         Ok(())
     })?;
     outcome.resident_max_pct = watch.stop();
-    let used_max = manager.stats().used_bytes_max.get();
+    let mut used_max = manager.stats().used_bytes_max.get();
+    if !Arc::ptr_eq(&manager, &temporary) {
+        used_max += temporary.stats().used_bytes_max.get();
+    }
     outcome.used_max_pct = 100.0 * used_max as f64 / options.limit.get() as f64;
     drop(far);
     progress("checking");
@@ -301,7 +319,7 @@ fn verify(shared: &Shared<'_>, read_only: bool) -> Result<(), Failure> {
     if census.orders != made {
         return Err(format!("{} orders are stored, but {made} were made", census.orders).into());
     }
-    let memory = shared.manager.temporary_allocator();
+    let memory = shared.temporary.temporary_allocator();
     let answer = q9::run(shared.database, shared.options.query_threads, &memory)?;
     if answer != q9::naive(shared.database)? {
         return Err("query 9 and the naive computation differ".into());
@@ -347,8 +365,8 @@ fn sample(
             written: now.1.pages_written - last.1.pages_written,
             cpu_s: now.2 - last.2,
             pool_mib: mib(pool.account().used()),
-            temporary_mib: mib(shared.manager.temporary().used()),
-            spilled_mib: mib(shared.manager.stats().spilled_bytes),
+            temporary_mib: mib(shared.temporary.temporary().used()),
+            spilled_mib: mib(shared.temporary.stats().spilled_bytes),
             beside_mib: beside.map_or(0.0, |beside| mib(beside.used())),
             during_query,
             is_quiet: !during_query && since > options.hold,
@@ -402,13 +420,13 @@ fn simulate(shared: &Shared<'_>, share: f64) -> Option<Asked> {
     let before = pages_written();
     let scheduled = Scheduled::now();
     let began = Instant::now();
-    let memory = shared.manager.temporary_allocator();
+    let memory = shared.temporary.temporary_allocator();
     let mut data: AllocVec<u8, _> = AllocVec::new_in(memory);
     let allocated = data.try_reserve_exact(bytes).is_ok();
     let allocate_ms = began.elapsed().as_secs_f64() * 1e3;
     let allocate_share = scheduled.since();
     let written = pages_written() - before;
-    let spilled = shared.manager.stats().spilled_bytes > ByteCount::ZERO;
+    let spilled = shared.temporary.stats().spilled_bytes > ByteCount::ZERO;
     let step = |began: &mut Instant| {
         let ms = began.elapsed().as_secs_f64() * 1e3;
         *began = Instant::now();
@@ -447,7 +465,7 @@ const NONE: f64 = f64::NAN;
 /// Runs query 9; what it says of the loaded rows is known.
 fn q9(shared: &Shared<'_>, loaded: &q9::Answer, read_only: bool) -> Result<Option<Asked>, String> {
     let began = Instant::now();
-    let memory = shared.manager.temporary_allocator();
+    let memory = shared.temporary.temporary_allocator();
     let threads = shared.options.query_threads;
     let answer = match q9::run(shared.database, threads, &memory) {
         Ok(answer) => answer,
@@ -462,7 +480,7 @@ fn q9(shared: &Shared<'_>, loaded: &q9::Answer, read_only: bool) -> Result<Optio
     if !loaded.iter().all(same) {
         return Err("query 9 gave another answer than before the run".to_owned());
     }
-    let spilled = shared.manager.stats().spilled_bytes > ByteCount::ZERO;
+    let spilled = shared.temporary.stats().spilled_bytes > ByteCount::ZERO;
     let [allocate_ms, touch_ms, read_ms] = [NONE; 3];
     let allocate_share = Scheduled::default();
     Ok(Some(Asked { allocate_ms, allocate_share, touch_ms, read_ms, total_s, spilled, written: 0 }))

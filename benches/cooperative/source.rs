@@ -7,7 +7,7 @@ use crate::options::Options;
 use crate::q9;
 use crate::schema::{Catalog, Sizes};
 use farheap::ByteCount;
-use farheap::manager::{MemoryManager, Mode};
+use farheap::manager::MemoryManager;
 use farheap::pool::PoolConfig;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::fs::{File, OpenOptions};
@@ -42,7 +42,7 @@ impl<'o> Source<'o> {
         bar.set_style(ProgressStyle::with_template(style)?);
         // The load may take more memory than the runs: only its result counts.
         let limit = ByteCount(options.limit.get().max(ByteCount::gib(2).get()));
-        let manager = MemoryManager::start(limit, Mode::Cooperative)?;
+        let manager = MemoryManager::start(limit)?;
         let pool = PoolConfig::new().create(file.path(), ROOM, &manager)?;
         let report = |done: u64| {
             bar.set_position(done);

@@ -5,7 +5,7 @@ use crate::far::{self, Far};
 use crate::os::KERNEL_PAGE;
 use crate::sides::Side;
 use crate::{Failure, Result, Sample, numbers, texts, work};
-use farheap::manager::{MemoryManager, Mode};
+use farheap::manager::MemoryManager;
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::region::RegionConfig;
 use farheap::store::{BlockStore, MemStore, Store};
@@ -227,7 +227,7 @@ fn allocations(size: &Size) -> Result<f64> {
 
 /// A pool each of whose pages begins with its number.
 fn pool(size: &Size, store: Arc<dyn Store>, limit: ByteCount) -> Result<Arc<BufferPool>> {
-    let manager = MemoryManager::start(limit, Mode::Cooperative).map_err(Failure::of)?;
+    let manager = MemoryManager::start(limit).map_err(Failure::of)?;
     let pool = PoolConfig::new().create_on(store, &manager).map_err(Failure::of)?;
     for _ in 0..size.pool_pages {
         let mut page = pool.allocate().map_err(Failure::of)?;

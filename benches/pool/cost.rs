@@ -4,7 +4,7 @@
 use crate::common::Unnamed;
 use crate::report::Row;
 use crate::{Failure, Options};
-use farheap::manager::{MemoryManager, Mode};
+use farheap::manager::MemoryManager;
 use farheap::pool::{BufferPool, Clock, PoolConfig};
 use farheap::store::{BlockStore, MemStore, Op, Request, Segment, Store};
 use farheap::{ByteCount, PageId};
@@ -66,7 +66,7 @@ pub(crate) fn in_memory(
 ) -> Result<Arc<BufferPool>, Failure> {
     let store = Arc::new(MemStore::new(ByteCount((pages + 64) * PAGE))?);
     let limit = ByteCount(room_pages * PAGE * 9 / 8 + (2 << 20));
-    let manager = MemoryManager::start(limit, Mode::Cooperative)?;
+    let manager = MemoryManager::start(limit)?;
     Ok(config.create_on(store, &manager)?)
 }
 
@@ -206,7 +206,7 @@ pub(crate) fn reads(options: &Options) -> Result<Vec<Row>, Failure> {
     let file = Unnamed::new(options.dir.as_deref(), capacity)?;
     let path = &file.path();
     {
-        let manager = MemoryManager::start(limit, Mode::Cooperative)?;
+        let manager = MemoryManager::start(limit)?;
         let pool = PoolConfig::new().create(path, capacity, &manager)?;
         filled(&pool, pages)?;
         pool.flush()?;
@@ -237,7 +237,7 @@ pub(crate) fn reads(options: &Options) -> Result<Vec<Row>, Failure> {
 
 fn opened(options: &Options, path: &std::path::Path) -> Result<Arc<BufferPool>, Failure> {
     let limit = ByteCount::mib(options.pool_mib);
-    let manager = MemoryManager::start(limit, Mode::Cooperative)?;
+    let manager = MemoryManager::start(limit)?;
     let pool = PoolConfig::new().open(path, &manager)?;
     // Full from the start: every read evicts.
     let warm: Vec<PageId> = (2..=options.pool_mib * 256).map(PageId).collect();
@@ -326,7 +326,7 @@ fn allocate_ms(options: &Options, warm: Warm) -> Result<Taken, Failure> {
     let file = Unnamed::new(options.dir.as_deref(), capacity)?;
     // A little less than fits: a pool at its limit has nothing to spare for huge frames.
     let pages = table * 246;
-    let manager = MemoryManager::start(ByteCount::mib(options.pool_mib), Mode::Cooperative)?;
+    let manager = MemoryManager::start(ByteCount::mib(options.pool_mib))?;
     let config = PoolConfig::new().evict_batch(warm.batch).cleaner(warm.cleaner);
     let config = config.huge_frames(warm.cleaner);
     let pool = config.create(file.path(), capacity, &manager)?;
@@ -442,7 +442,7 @@ pub(crate) fn writes_of_reads(options: &Options) -> Result<Vec<Row>, Failure> {
     let pages = options.pool_mib * 512;
     let capacity = ByteCount::mib(options.pool_mib * 3);
     let file = Unnamed::new(options.dir.as_deref(), capacity)?;
-    let manager = MemoryManager::start(ByteCount::mib(options.pool_mib), Mode::Cooperative)?;
+    let manager = MemoryManager::start(ByteCount::mib(options.pool_mib))?;
     let pool = PoolConfig::new().create(file.path(), capacity, &manager)?;
     filled(&pool, pages)?;
     let mut last = pool.stats().pages_written;

@@ -5,7 +5,7 @@ use crate::cost::{Random, median};
 use crate::report::Row;
 use crate::{Failure, Options};
 use farheap::ByteCount;
-use farheap::manager::{MemoryManager, Mode};
+use farheap::manager::MemoryManager;
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::store::MemStore;
 use farheap_collections::pool::BTree;
@@ -24,7 +24,7 @@ type Key = [u8; 8];
 
 fn pool(entries: u64) -> Result<Arc<BufferPool>, Failure> {
     let bytes = ByteCount((entries * 200).next_multiple_of(4096) + (32 << 20));
-    let manager = MemoryManager::start(ByteCount(bytes.0 * 2), Mode::Cooperative)?;
+    let manager = MemoryManager::start(ByteCount(bytes.0 * 2))?;
     let config = PoolConfig::new().cleaner(false).huge_frames(false);
     Ok(config.create_on(Arc::new(MemStore::new(bytes)?), &manager)?)
 }

@@ -17,7 +17,7 @@
 #[path = "log.rs"]
 mod log;
 
-use farheap::manager::{MemoryManager, Mode};
+use farheap::manager::MemoryManager;
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::store::Store;
 use farheap::{ByteCount, Error, PageId};
@@ -71,7 +71,7 @@ impl Engine {
         medium: Box<dyn Medium>,
         limit: ByteCount,
     ) -> Result<Engine> {
-        let manager = MemoryManager::start(limit, Mode::Cooperative)?;
+        let manager = MemoryManager::start(limit)?;
         let may_write = Arc::new(AtomicBool::new(true));
         let gate = Arc::clone(&may_write);
         // The cleaner would only be refused.

@@ -658,11 +658,6 @@ farheap_status farheap_collective_evict_all(farheap_collective *collective) FARH
 /* One hard limit over table pages, temporary memory and, with farheap_start_under(), far memory. */
 typedef struct farheap_manager farheap_manager;
 
-typedef enum farheap_manager_mode {
-    FARHEAP_COOPERATIVE = 0, /* each consumer may use what the others do not */
-    FARHEAP_PARTITIONED = 1  /* temporary memory has a part of its own */
-} farheap_manager_mode;
-
 typedef enum farheap_pressure {
     FARHEAP_PRESSURE_OTHER = 0,
     FARHEAP_PRESSURE_LOW = 1,     /* background reclaim begins; bytes in use */
@@ -742,14 +737,11 @@ typedef struct farheap_consumer_stats {
     uint64_t miscounted_bytes;
 } farheap_consumer_stats;
 
-farheap_status farheap_manager_new_abi(uint32_t abi, uint64_t limit, farheap_manager_mode mode,
-                                       uint32_t temporary_pct,
+farheap_status farheap_manager_new_abi(uint32_t abi, uint64_t limit,
                                        farheap_manager **out) FARHEAP_NOEXCEPT;
-/* Starts a manager of `limit` bytes. `temporary_pct` is temporary memory's part if partitioned. */
-farheap_status farheap_manager_new(uint64_t limit, farheap_manager_mode mode, uint32_t temporary_pct,
-                                   farheap_manager **out) FARHEAP_NOEXCEPT;
-#define farheap_manager_new(limit, mode, temporary_pct, out) \
-    farheap_manager_new_abi(FARHEAP_ABI_VERSION, limit, mode, temporary_pct, out)
+/* Starts a manager of `limit` bytes. */
+farheap_status farheap_manager_new(uint64_t limit, farheap_manager **out) FARHEAP_NOEXCEPT;
+#define farheap_manager_new(limit, out) farheap_manager_new_abi(FARHEAP_ABI_VERSION, limit, out)
 /* Frees the handle; the manager ends with its last pool, heap and account. FARHEAP_E_IN_USE while temporary
  * memory is allocated. NULL does nothing. */
 farheap_status farheap_manager_free(farheap_manager *manager) FARHEAP_NOEXCEPT;
@@ -867,12 +859,6 @@ farheap_status farheap_account_set_floor(farheap_account *account, uint64_t byte
 /* The most it may have. What it has above is reclaimed in the background. */
 farheap_status farheap_account_set_ceiling(farheap_account *account,
                                            uint64_t bytes) FARHEAP_NOEXCEPT;
-/* Takes the part away; for farheap_account_set_part. */
-#define FARHEAP_NO_PART UINT32_MAX
-/* In a partitioned manager: gives it a part of its own, in percent of the limit. A consumer without one shares
- * what is left. FARHEAP_E_CONFIG when all parts together are more than 100 %, and for temporary memory,
- * whose part the manager was started with. Changes nothing in a cooperative manager. */
-farheap_status farheap_account_set_part(farheap_account *account, uint32_t pct) FARHEAP_NOEXCEPT;
 /* Bytes charged; protected from others; the most it may have. 0 on error. */
 uint64_t farheap_account_used(const farheap_account *account) FARHEAP_NOEXCEPT;
 /* Bytes it has: those charged, and what was counted without room to charge it. */

@@ -491,10 +491,9 @@ extern "C" inline farheap_status farheap_hpp_before_write(void *userdata, std::u
 // One limit over table pages, temporary memory and, by start_heap(), far memory.
 class manager {
 public:
-    explicit manager(std::uint64_t limit, farheap_manager_mode mode = FARHEAP_COOPERATIVE,
-                     std::uint32_t temporary_pct = 0) {
+    explicit manager(std::uint64_t limit) {
         farheap_manager *handle = nullptr;
-        detail::check(farheap_manager_new(limit, mode, temporary_pct, &handle));
+        detail::check(farheap_manager_new(limit, &handle));
         handle_.reset(handle);
     }
     manager(manager &&) noexcept = default;
@@ -623,8 +622,6 @@ public:
     void set_ceiling(std::uint64_t bytes) {
         detail::check(farheap_account_set_ceiling(get(), bytes));
     }
-    // In percent of the limit of a partitioned manager, or FARHEAP_NO_PART.
-    void set_part(std::uint32_t pct) { detail::check(farheap_account_set_part(get(), pct)); }
     std::uint64_t used() const noexcept { return farheap_account_used(get()); }
     std::uint64_t held() const noexcept { return farheap_account_held(get()); }
     std::uint64_t floor() const noexcept { return farheap_account_floor(get()); }

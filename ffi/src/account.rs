@@ -31,9 +31,6 @@ pub const FARHEAP_EFFORT_SPARE: farheap_effort = 0;
 pub const FARHEAP_EFFORT_CLEAN: farheap_effort = 1;
 pub const FARHEAP_EFFORT_WRITE: farheap_effort = 2;
 
-/// No part of its own; for `farheap_account_set_part`.
-pub const FARHEAP_NO_PART: u32 = u32::MAX;
-
 /// Asked to free memory; returns how much it freed.
 pub type farheap_reclaim =
     Option<unsafe extern "C" fn(userdata: *mut c_void, want: u64, effort: farheap_effort) -> u64>;
@@ -256,15 +253,6 @@ methods! { farheap_account: Counted;
     farheap_account_set_ceiling(object, bytes: u64) {
         object.account.set_ceiling(ByteCount(bytes));
         Ok(())
-    }
-
-    farheap_account_set_part(object, pct: u32) {
-        let part = match u8::try_from(pct) {
-            Ok(pct @ 0..=100) => Some(pct),
-            _ if pct == FARHEAP_NO_PART => None,
-            _ => return Err(Failure::argument(format!("{pct} is no percentage"))),
-        };
-        Ok(object.account.set_part(part)?)
     }
 }
 

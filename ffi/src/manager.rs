@@ -11,7 +11,7 @@ use crate::handle::{self, methods, opaque};
 use crate::stats::{farheap_consumer_stats, farheap_manager_stats};
 use allocator_api2::alloc::Allocator;
 use farheap::ByteCount;
-use farheap::manager::{MemoryManager, Mode, Pressure, Temporary, TemporaryMemory};
+use farheap::manager::{MemoryManager, Pressure, Temporary, TemporaryMemory};
 use std::alloc::Layout;
 use std::collections::HashMap;
 use std::ffi::{c_char, c_void};
@@ -36,12 +36,6 @@ impl Manager {
         self.temporary.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
-
-/// How memory is divided.
-pub type farheap_manager_mode = u32;
-
-pub const FARHEAP_COOPERATIVE: farheap_manager_mode = 0;
-pub const FARHEAP_PARTITIONED: farheap_manager_mode = 1;
 
 /// An event of memory pressure.
 pub type farheap_pressure = u32;
@@ -109,36 +103,22 @@ fn event_of(pressure: &Pressure) -> (farheap_pressure, u64) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn farheap_manager_new(
     limit: u64,
-    mode: farheap_manager_mode,
-    temporary_pct: u32,
     out: *mut *mut farheap_manager,
 ) -> farheap_status {
     // SAFETY: as the caller promises.
-    unsafe { farheap_manager_new_abi(FARHEAP_ABI_VERSION, limit, mode, temporary_pct, out) }
+    unsafe { farheap_manager_new_abi(FARHEAP_ABI_VERSION, limit, out) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn farheap_manager_new_abi(
     abi: u32,
     limit: u64,
-    mode: farheap_manager_mode,
-    temporary_pct: u32,
     out: *mut *mut farheap_manager,
 ) -> farheap_status {
     call(|| {
         abi::check(abi)?;
         check_out(out)?;
-        let mode = match (mode, u8::try_from(temporary_pct)) {
-            (FARHEAP_COOPERATIVE, _) => Mode::Cooperative,
-            (FARHEAP_PARTITIONED, Ok(temporary_pct @ 0..=100)) => {
-                Mode::Partitioned { temporary_pct }
-            }
-            (FARHEAP_PARTITIONED, _) => {
-                return Err(Failure::argument(format!("{temporary_pct} is no percentage")));
-            }
-            (other, _) => return Err(Failure::argument(format!("{other} is no mode"))),
-        };
-        let manager = MemoryManager::start(ByteCount(limit), mode)?;
+        let manager = MemoryManager::start(ByteCount(limit))?;
         let object = Manager { manager, temporary: Mutex::new(HashMap::new()) };
         let handle = handle::create::<farheap_manager>(object)?;
         // SAFETY: checked above.

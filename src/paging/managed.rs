@@ -162,7 +162,7 @@ impl Managed {
     /// own pages alone meanwhile. `exhausted`: it has none left.
     pub(in crate::paging) fn others_may_give(&self, missing: u64, exhausted: bool) -> bool {
         let Some(account) = self.account.as_ref().filter(|account| account.may_ask()) else {
-            return false; // Alone, or in a part of its own.
+            return false; // Alone.
         };
         match self.help.load(Ordering::Acquire) {
             ASKED => {

@@ -61,8 +61,8 @@ impl BufferPool {
     /// # Examples
     /// ```
     /// # use farheap::{ByteCount, pool::PoolConfig, store::MemStore};
-    /// # use farheap::manager::{MemoryManager, Mode};
-    /// # let manager = MemoryManager::start(ByteCount::mib(16), Mode::Cooperative)?;
+    /// # use farheap::manager::MemoryManager;
+    /// # let manager = MemoryManager::start(ByteCount::mib(16))?;
     /// # let store = std::sync::Arc::new(MemStore::new(ByteCount::mib(64))?);
     /// # let pool = PoolConfig::new().create_on(store, &manager)?;
     /// let mut pages = Vec::new();

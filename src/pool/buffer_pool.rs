@@ -119,8 +119,8 @@ impl BufferPool {
     /// # Examples
     /// ```
     /// # use farheap::{ByteCount, pool::PoolConfig, store::MemStore};
-    /// # use farheap::manager::{MemoryManager, Mode};
-    /// # let manager = MemoryManager::start(ByteCount::mib(16), Mode::Cooperative)?;
+    /// # use farheap::manager::MemoryManager;
+    /// # let manager = MemoryManager::start(ByteCount::mib(16))?;
     /// # let store = std::sync::Arc::new(MemStore::new(ByteCount::mib(64))?);
     /// let pool = PoolConfig::new().create_on(store, &manager)?;
     /// let page = pool.allocate()?;
@@ -267,9 +267,9 @@ impl PoolConfig {
     /// # Examples
     /// ```
     /// # use farheap::{ByteCount, pool::PoolConfig, store::MemStore};
-    /// # use farheap::manager::{MemoryManager, Mode};
+    /// # use farheap::manager::MemoryManager;
     /// # use std::sync::Arc;
-    /// # let manager = MemoryManager::start(ByteCount::mib(16), Mode::Cooperative)?;
+    /// # let manager = MemoryManager::start(ByteCount::mib(16))?;
     /// # let store = || MemStore::new(ByteCount::mib(64)).map(Arc::new);
     /// let orders = PoolConfig::new().create_on(store()?, &manager)?;
     /// let items = PoolConfig::new().beside(&orders).create_on(store()?, &manager)?;
@@ -477,14 +477,13 @@ impl Drop for BufferPool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limit::manager::Mode;
     use crate::pool::Clock;
     use crate::store::MemStore;
     use std::time::Duration;
 
     /// A pool without a thread that cleans, and its first pages, dirty.
     fn pool(limit: ByteCount, pages: u64) -> Arc<BufferPool> {
-        let manager = MemoryManager::start(limit, Mode::Cooperative).expect("manager");
+        let manager = MemoryManager::start(limit).expect("manager");
         let store = Arc::new(MemStore::new(ByteCount::mib(64)).expect("store"));
         let config = PoolConfig::new().cleaner(false).huge_frames(false).replacement(Clock);
         let pool = config.create_on(store, &manager).expect("pool");

@@ -18,10 +18,10 @@ use std::time::Duration;
 /// use farheap::ByteCount;
 /// use farheap::pool::PoolConfig;
 /// use farheap::store::MemStore;
-/// use farheap::manager::{MemoryManager, Mode};
+/// use farheap::manager::MemoryManager;
 /// use std::sync::Arc;
 ///
-/// let manager = MemoryManager::start(ByteCount::mib(16), Mode::Cooperative)?;
+/// let manager = MemoryManager::start(ByteCount::mib(16))?;
 /// let store = Arc::new(MemStore::new(ByteCount::mib(64))?);
 /// let pool = PoolConfig::new().create_on(store, &manager)?;
 /// let mut page = pool.allocate()?;

@@ -247,7 +247,7 @@ fn drop_copied(frames: &Frames, copied: &mut FixedVec<Piece, KEPT_MAX>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limit::manager::{MemoryManager, Mode};
+    use crate::limit::manager::MemoryManager;
     use crate::pool::PoolConfig;
     use crate::store::MemStore;
     use std::sync::Arc;
@@ -255,7 +255,7 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "moves page tables")]
     fn pages_that_the_kernel_did_not_move_are_whole_and_of_another_version() {
-        let manager = MemoryManager::start(ByteCount::mib(16), Mode::Cooperative).expect("starts");
+        let manager = MemoryManager::start(ByteCount::mib(16)).expect("starts");
         let store = Arc::new(MemStore::new(ByteCount::mib(8)).expect("store"));
         let config = PoolConfig::new().cleaner(false).huge_frames(false);
         let pool = config.create_on(store, &manager).expect("pool");

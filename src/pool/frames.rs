@@ -287,7 +287,7 @@ impl Frames {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limit::manager::{MemoryManager, Mode};
+    use crate::limit::manager::MemoryManager;
     use crate::pool::PoolConfig;
     use crate::sys::kernel::frees_page_tables;
     use crate::sys::pagemap::Pagemap;
@@ -328,8 +328,7 @@ mod tests {
     fn a_scan_of_a_table_of_any_size_leaves_the_pool_as_it_was() {
         let gib = std::env::var("FARHEAP_TEST_SCAN_GIB").ok().and_then(|gib| gib.parse().ok());
         let bytes = ByteCount(gib.unwrap_or(SCANNED_GIB) << 30);
-        let manager =
-            MemoryManager::start(ByteCount::mib(128), Mode::Cooperative).expect("manager");
+        let manager = MemoryManager::start(ByteCount::mib(128)).expect("manager");
         let dir = tempfile::tempdir().expect("directory");
         let config = PoolConfig::new().checksum(false).cleaner(false).huge_frames(false);
         let pool = config.create(dir.path().join("table"), bytes, &manager).expect("pool");
@@ -375,7 +374,7 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "opens a file")]
     fn free_pages_and_parts_of_buffers_keep_their_words() {
-        let manager = MemoryManager::start(ByteCount::mib(8), Mode::Cooperative).expect("manager");
+        let manager = MemoryManager::start(ByteCount::mib(8)).expect("manager");
         let store = Arc::new(crate::store::MemStore::new(ByteCount::mib(48)).expect("store"));
         let config = PoolConfig::new().cleaner(false).huge_frames(false);
         let pool = config.create_on(store, &manager).expect("pool");

@@ -34,8 +34,8 @@ impl BufferPool {
     /// # Examples
     /// ```
     /// # use farheap::{ByteCount, Error, PageId, pool::PoolConfig, store::MemStore};
-    /// # use farheap::manager::{MemoryManager, Mode};
-    /// # let manager = MemoryManager::start(ByteCount::mib(16), Mode::Cooperative)?;
+    /// # use farheap::manager::MemoryManager;
+    /// # let manager = MemoryManager::start(ByteCount::mib(16))?;
     /// # let store = std::sync::Arc::new(MemStore::new(ByteCount::mib(64))?);
     /// # let pool = PoolConfig::new().create_on(store, &manager)?;
     /// // A record of the log: the page, and what it was after the change.

@@ -3,7 +3,7 @@
 use crate::common::mem_store;
 use crate::harness::{Far, config, in_child, stamp, wait_until};
 use farheap::ByteCount;
-use farheap::manager::{self, MemoryManager};
+use farheap::manager::MemoryManager;
 use farheap::pool::PoolConfig;
 use farheap::region::{Install, Mode};
 use std::process::Command;
@@ -27,8 +27,7 @@ fn stop() {
 fn a_latch_is_waited_for_in_time_that_the_process_has() {
     let name = "stops::a_latch_is_waited_for_in_time_that_the_process_has";
     let body = || {
-        let manager = MemoryManager::start(ByteCount::mib(16), manager::Mode::Cooperative)
-            .expect("a manager");
+        let manager = MemoryManager::start(ByteCount::mib(16)).expect("a manager");
         let config = PoolConfig::new().deadline(DEADLINE);
         let pool = config.create_on(mem_store(ByteCount::mib(64)), &manager).expect("a pool");
         let page = pool.allocate().expect("a page");
@@ -55,8 +54,7 @@ fn a_latch_is_waited_for_in_time_that_the_process_has() {
 fn memory_is_waited_for_in_time_that_the_process_has() {
     let name = "stops::memory_is_waited_for_in_time_that_the_process_has";
     let body = || {
-        let manager = MemoryManager::start(ByteCount::mib(16), manager::Mode::Cooperative)
-            .expect("a manager");
+        let manager = MemoryManager::start(ByteCount::mib(16)).expect("a manager");
         manager.set_deadline(DEADLINE);
         let account = manager.temporary();
         let held = ByteCount::mib(15);

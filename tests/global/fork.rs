@@ -8,7 +8,7 @@ use crate::common::child::{alone, cases};
 use crate::common::{StopOnDrop, heap};
 use allocator_api2::alloc::Allocator;
 use allocator_api2::vec::Vec as FarVec;
-use farheap::manager::{Account, MemoryManager, Mode, Temporary, TemporaryMemory};
+use farheap::manager::{Account, MemoryManager, Temporary, TemporaryMemory};
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::region::{Region, RegionConfig};
 use farheap::store::{MemStore, Store};
@@ -370,7 +370,7 @@ impl Everything {
 #[test]
 fn a_forked_child_can_drop_all_that_it_inherits() {
     alone("a_forked_child_can_drop_all_that_it_inherits", || {
-        let manager = MemoryManager::start(ByteCount::mib(64), Mode::Cooperative).expect("starts");
+        let manager = MemoryManager::start(ByteCount::mib(64)).expect("starts");
         let conf = "far_limit:32MiB,capacity:512MiB";
         let Some(heap) = crate::common::heap_under(&manager, conf) else { return };
         let mut all = Everything::new(manager, heap);

@@ -5,7 +5,7 @@
 use crate::common::child::alone;
 use crate::common::{eventually, heap_under};
 use allocator_api2::vec::Vec as FarVec;
-use farheap::manager::{MemoryManager, Mode, Pressure};
+use farheap::manager::{MemoryManager, Pressure};
 use farheap::{ByteCount, Far, Heap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[test]
 fn local_memory_is_counted_makes_others_give_way_and_comes_back() {
     alone("local_memory_is_counted_makes_others_give_way_and_comes_back", || {
-        let manager = MemoryManager::start(ByteCount::mib(64), Mode::Cooperative).expect("manager");
+        let manager = MemoryManager::start(ByteCount::mib(64)).expect("manager");
         let told = Arc::new(AtomicU64::new(0));
         let count = Arc::clone(&told);
         let on_pressure = move |event| {

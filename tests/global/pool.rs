@@ -5,7 +5,7 @@
 
 use crate::common::child::alone;
 use crate::common::{heap_under, watchdog};
-use farheap::manager::{MemoryManager, Mode};
+use farheap::manager::MemoryManager;
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::{ByteCount, PageId, Placement, scope};
 use std::sync::Arc;
@@ -34,7 +34,7 @@ fn use_pages(pool: &Arc<BufferPool>) -> Vec<PageId> {
 fn a_pool_made_in_a_far_scope_has_nothing_far_of_its_own() {
     alone("a_pool_made_in_a_far_scope_has_nothing_far_of_its_own", || {
         let _watchdog = watchdog("pool_global", Duration::from_secs(120));
-        let manager = MemoryManager::start(ByteCount::mib(32), Mode::Cooperative).expect("manager");
+        let manager = MemoryManager::start(ByteCount::mib(32)).expect("manager");
         let conf = "far_limit:32MiB,capacity:256MiB,threshold:4KiB,user_mode:far";
         let Some(heap) = heap_under(&manager, conf) else { return };
         let dir = tempfile::tempdir().expect("a directory");

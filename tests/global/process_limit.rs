@@ -6,7 +6,7 @@
 
 use crate::common::{Dice, StopOnDrop, child, eventually, heap};
 use allocator_api2::vec::Vec as FarVec;
-use farheap::manager::{MemoryManager, Mode};
+use farheap::manager::MemoryManager;
 use farheap::region::RegionConfig;
 use farheap::{ByteCount, Config, Error, Far, Heap};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -188,7 +188,7 @@ fn it_conflicts_with_a_memory_manager_and_is_not_for_further_tiers() {
         (config.far_limit(), config.limit()),
         (ByteCount::mib(64), Some(ByteCount::mib(64)))
     );
-    let manager = MemoryManager::start(ByteCount::mib(64), Mode::Cooperative).expect("manager");
+    let manager = MemoryManager::start(ByteCount::mib(64)).expect("manager");
     let error = Heap::start_under(&manager, config).expect_err("both");
     assert!(error.to_string().contains("limit: conflicts with a memory manager"), "{error}");
     assert!(matches!(Config::parse("limit:0"), Err(Error::Config { .. })));

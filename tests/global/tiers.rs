@@ -8,7 +8,7 @@ use crate::common::child::alone;
 use crate::common::{Dice, heap, heap_under, mem_store, seed, watchdog};
 use allocator_api2::alloc::Allocator;
 use allocator_api2::vec::Vec as TierVec;
-use farheap::manager::{MemoryManager, Mode};
+use farheap::manager::MemoryManager;
 use farheap::{ByteCount, Config, Error, Far, Heap, Placement, Tier, malloc, scope};
 use std::alloc::Layout;
 use std::sync::Mutex;
@@ -153,7 +153,7 @@ fn what_cannot_be_a_further_tier_is_refused_by_name() {
 fn one_limit_holds_for_all_tiers_under_a_manager() {
     alone("one_limit_holds_for_all_tiers_under_a_manager", || {
         let _watchdog = watchdog("heap_tiers", Duration::from_secs(120));
-        let manager = MemoryManager::start(ByteCount::mib(64), Mode::Cooperative).expect("manager");
+        let manager = MemoryManager::start(ByteCount::mib(64)).expect("manager");
         let Some(default) = heap_under(&manager, "far_limit:64MiB,capacity:256MiB") else { return };
         let cold = default.add_tier("cold", config("far_limit:64MiB,capacity:256MiB,page:64KiB"));
         let cold = cold.expect("the manager has room");

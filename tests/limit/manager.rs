@@ -6,7 +6,7 @@
 
 use crate::common::faulty::FaultyStore;
 use crate::common::{Dice, StopOnDrop, eventually, mem_store, watchdog};
-use farheap::manager::{Account, Effort, MemoryManager, Mode, Reclaim, TemporaryMemory};
+use farheap::manager::{Account, Effort, MemoryManager, Reclaim, TemporaryMemory};
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::region::{Region, RegionConfig};
 use farheap::store::{MemStore, Op, Store};
@@ -20,7 +20,7 @@ const STEP: usize = 4096;
 const HANG: Duration = Duration::from_secs(240);
 
 fn manager(mib: u64) -> Arc<MemoryManager> {
-    let manager = MemoryManager::start(ByteCount::mib(mib), Mode::Cooperative).expect("manager");
+    let manager = MemoryManager::start(ByteCount::mib(mib)).expect("manager");
     // What has to be done takes as long as the machine is busy.
     manager.set_deadline(crate::common::PATIENCE);
     manager
@@ -179,51 +179,6 @@ fn temporary_memory_of_twice_the_limit_spills_and_completes() {
     let freed = || region.stats().stored_bytes.0 == 0;
     assert!(eventually(freed), "freed on the device too: {:?}", region.stats());
     assert_pool_holds(&pool, &ids);
-}
-
-#[test]
-fn a_partitioned_manager_fails_where_a_cooperative_one_spills() {
-    let mode = Mode::Partitioned { temporary_pct: 50 };
-    let manager = MemoryManager::start(ByteCount::mib(64), mode).expect("manager");
-    let Some(region) = far(&manager, mem_store(ByteCount::mib(256))) else { return };
-    drop(manager.allocate_temporary(ByteCount::mib(32)).expect("its part"));
-    let error = manager.allocate_temporary(ByteCount::mib(128)).expect_err("more than its part");
-    assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
-    let said = "128.0 MiB are more than it may ever have: ";
-    assert!(error.to_string().contains(said) && !error.to_string().contains("0ns"), "{error}");
-    assert_eq!(region.account().expect("joined").ceiling(), ByteCount::mib(32));
-}
-
-#[test]
-fn temporary_memory_has_its_part_while_a_heap_and_a_pool_have_filled_the_limit() {
-    let _watch = watchdog("a part that others borrowed", HANG);
-    let mode = Mode::Partitioned { temporary_pct: 40 };
-    let manager = MemoryManager::start(ByteCount::mib(48), mode).expect("manager");
-    manager.set_deadline(2 * HANG); // Nothing here may wait for it.
-    let Some(region) = far(&manager, mem_store(ByteCount::mib(256))) else { return };
-    let pool = pool(&manager, 64);
-    let data = region.map(ByteCount::mib(64)).expect("mapped");
-    write_numbers(data, ByteCount::mib(64), 15);
-    let stop = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let others = StopOnDrop(&stop);
-        // Takes whatever is free, and needs room all the time.
-        let filling = scope.spawn(|| {
-            let ids = fill_pool(&pool, 6000);
-            while !stop.load(Ordering::Relaxed) {
-                assert_pool_holds(&pool, &ids);
-            }
-        });
-        for _ in 0..20 {
-            drop(manager.allocate_temporary(ByteCount::mib(16)).expect("its part"));
-            let error = manager.allocate_temporary(ByteCount::mib(24)).expect_err("above it");
-            assert!(error.to_string().contains("its part of 19.2 MiB"), "{error}");
-        }
-        drop(others);
-        filling.join().expect("no page waits for the deadline");
-    });
-    assert_numbers(data, ByteCount::mib(64), 15);
-    assert!(manager.stats().used_bytes_max <= manager.limit(), "{:?}", manager.stats());
 }
 
 #[test]

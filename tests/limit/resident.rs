@@ -8,7 +8,7 @@
 use crate::common::child::alone;
 use crate::common::{Dice, StopOnDrop, eventually, heap_under};
 use allocator_api2::vec::Vec as FarVec;
-use farheap::manager::{MemoryManager, Mode, TemporaryMemory};
+use farheap::manager::{MemoryManager, TemporaryMemory};
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::region::{Region, RegionConfig};
 use farheap::store::BlockStore;
@@ -38,7 +38,7 @@ fn resident_now() -> u64 {
 }
 
 fn start(mib: u64) -> Arc<MemoryManager> {
-    MemoryManager::start(ByteCount::mib(mib), Mode::Cooperative).expect("manager")
+    MemoryManager::start(ByteCount::mib(mib)).expect("manager")
 }
 
 fn table(manager: &Arc<MemoryManager>, mib: u64) -> (tempfile::TempDir, Arc<BufferPool>) {

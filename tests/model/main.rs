@@ -14,7 +14,7 @@ mod tables;
 
 use blocks::Blocks;
 use common::{Dice, StopOnDrop, heap_under, is_root, seed, watchdog};
-use farheap::manager::{MemoryManager, Mode};
+use farheap::manager::MemoryManager;
 use farheap::pool::PoolConfig;
 use farheap::{ByteCount, FarHeap, Heap, Placement, scope};
 use std::process::{Child, Command, Stdio};
@@ -40,24 +40,21 @@ const FORK_EVERY: u64 = 50;
 struct Way {
     conf: &'static str,
     limit: ByteCount,
-    mode: Mode,
     /// Forked children have the heap's memory.
     is_inherited: bool,
 }
 
 fn way(case: &str) -> Way {
-    let partitioned = Mode::Partitioned { temporary_pct: 40 };
-    let (conf, mib, mode) = match case {
-        "4KiB" => ("page:4KiB,far_limit:32MiB", 48, Mode::Cooperative),
-        "64KiB" => ("page:64KiB,far_limit:32MiB", 48, Mode::Cooperative),
-        "64KiB partitioned" => ("page:64KiB,far_limit:32MiB", 48, partitioned),
-        "2MiB" => ("page:2MiB,far_limit:160MiB", 192, Mode::Cooperative),
-        "in-thread 64KiB" => ("page:64KiB,far_limit:32MiB,mode:in_thread", 48, Mode::Cooperative),
-        "64KiB copy" => ("page:64KiB,far_limit:32MiB,install:copy", 48, partitioned),
+    let (conf, mib) = match case {
+        "4KiB" => ("page:4KiB,far_limit:32MiB", 48),
+        "64KiB" => ("page:64KiB,far_limit:32MiB", 48),
+        "2MiB" => ("page:2MiB,far_limit:160MiB", 192),
+        "in-thread 64KiB" => ("page:64KiB,far_limit:32MiB,mode:in_thread", 48),
+        "64KiB copy" => ("page:64KiB,far_limit:32MiB,install:copy", 48),
         other => panic!("no way is called {other}"),
     };
     let is_inherited = !conf.contains("in_thread") && !conf.contains("copy");
-    Way { conf, limit: ByteCount::mib(mib), mode, is_inherited }
+    Way { conf, limit: ByteCount::mib(mib), is_inherited }
 }
 
 #[test]
@@ -89,7 +86,7 @@ fn time() -> Duration {
 }
 
 fn model(way: &Way, seed: u64) {
-    let manager = MemoryManager::start(way.limit, way.mode).expect("a manager");
+    let manager = MemoryManager::start(way.limit).expect("a manager");
     manager.set_deadline(Duration::from_secs(120));
     let dir = tempfile::tempdir().expect("a directory");
     let conf = format!("{},capacity:2GiB,span:8GiB", way.conf);

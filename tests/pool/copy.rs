@@ -4,7 +4,7 @@
 //! Guards: G7.
 
 use crate::common::{Dice, PATIENCE, StopOnDrop, eventually, seed};
-use farheap::manager::{MemoryManager, Mode};
+use farheap::manager::MemoryManager;
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::store::MemStore;
 use farheap::{ByteCount, Error, PageId};
@@ -28,7 +28,7 @@ fn store() -> Arc<MemStore> {
 }
 
 fn manager() -> Arc<MemoryManager> {
-    let manager = MemoryManager::start(ByteCount::mib(3), Mode::Cooperative).expect("manager");
+    let manager = MemoryManager::start(ByteCount::mib(3)).expect("manager");
     manager.set_deadline(PATIENCE);
     manager
 }

@@ -2,7 +2,7 @@
 //!
 //! Guards: G7.
 
-use farheap::manager::{MemoryManager, Mode};
+use farheap::manager::MemoryManager;
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::store::MemStore;
 use farheap::{ByteCount, Error, PageId};
@@ -21,7 +21,7 @@ const STABLE: u32 = 4_000;
 const CHILD: &str = "FARHEAP_TEST_CRASH_TABLE";
 
 fn manager() -> Arc<MemoryManager> {
-    MemoryManager::start(ByteCount::mib(2), Mode::Cooperative).expect("manager")
+    MemoryManager::start(ByteCount::mib(2)).expect("manager")
 }
 
 fn stable_key(number: u32) -> Vec<u8> {

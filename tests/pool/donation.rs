@@ -5,7 +5,7 @@
 
 use crate::common::numbered::{add_pages, await_given_back, fill, holds};
 use crate::common::visits::{Visits, mapped_bytes};
-use farheap::manager::{MemoryManager, Mode};
+use farheap::manager::MemoryManager;
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::store::MemStore;
 use farheap::{ByteCount, PageId};
@@ -16,7 +16,7 @@ const PAGES: u64 = 7600;
 
 /// A pool of 32 MiB that is nearly full of pages that hold their numbers; nothing is dirty.
 fn full_pool(page: ByteCount, pages: u64) -> Arc<BufferPool> {
-    let manager = MemoryManager::start(ByteCount::mib(32), Mode::Cooperative).expect("manager");
+    let manager = MemoryManager::start(ByteCount::mib(32)).expect("manager");
     manager.set_deadline(crate::common::PATIENCE);
     let store = Arc::new(MemStore::new(ByteCount::mib(96)).expect("store"));
     let config = PoolConfig::new().page(page).cleaner(false);

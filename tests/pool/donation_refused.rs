@@ -6,7 +6,7 @@
 
 use crate::common::child::alone;
 use crate::common::numbered::{add_pages, await_given_back, fill, holds};
-use farheap::manager::{Donation, Effort, MemoryManager, Mode, Reclaim};
+use farheap::manager::{Donation, Effort, MemoryManager, Reclaim};
 use farheap::pool::PoolConfig;
 use farheap::store::MemStore;
 use farheap::{ByteCount, PageId};
@@ -34,7 +34,7 @@ impl Reclaim for Limits {
 #[test]
 fn memory_is_whole_although_the_kernel_fails_to_move_pages() {
     alone("memory_is_whole_although_the_kernel_fails_to_move_pages", || {
-        let manager = MemoryManager::start(ByteCount::mib(32), Mode::Cooperative).expect("manager");
+        let manager = MemoryManager::start(ByteCount::mib(32)).expect("manager");
         // Consumers are asked in the order in which they joined: while the pool hands pages over, the
         // process has more address space than it may have, and mremap(2) fails with ENOMEM.
         let (too_little, enough) =

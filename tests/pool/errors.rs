@@ -5,7 +5,7 @@
 use crate::common::faulty::{FaultControl, FaultyStore};
 use crate::common::hooked::Hooked;
 use crate::common::{PATIENCE, eventually, inject_panic, place};
-use farheap::manager::{MemoryManager, Mode};
+use farheap::manager::MemoryManager;
 use farheap::pool::{BufferPool, PoolConfig, SharedGuard};
 use farheap::store::{BlockStore, MemStore, Op, Store};
 use farheap::{ByteCount, Error, PageCount, PageId};
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 const SHORT: Duration = Duration::from_secs(1);
 
 fn manager(limit: ByteCount) -> Arc<MemoryManager> {
-    let manager = MemoryManager::start(limit, Mode::Cooperative).expect("manager");
+    let manager = MemoryManager::start(limit).expect("manager");
     manager.set_deadline(PATIENCE);
     manager
 }
@@ -190,12 +190,12 @@ fn a_page_is_in_the_table_when_it_is_locked_for_who_allocates_it_and_not_before(
         }
         Ok(())
     });
-    // Nobody reclaims in the background of parts.
-    let parts = Mode::Partitioned { temporary_pct: 0 };
-    let manager = MemoryManager::start(ByteCount::mib(4), parts).expect("manager");
+    let manager = MemoryManager::start(ByteCount::mib(5)).expect("manager");
     manager.set_deadline(PATIENCE);
     let store = Arc::new(MemStore::new(ByteCount::mib(64)).expect("store"));
     let pool = config.create_on(store, &manager).expect("pool");
+    // The manager has enough free always, so that nobody evicts in the background.
+    pool.account().set_ceiling(ByteCount::mib(4));
     let ids = fill(&pool, 1022);
     pool.evict_all().expect("written");
     manager.set_deadline(SHORT);

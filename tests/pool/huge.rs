@@ -4,7 +4,7 @@
 
 use crate::common::numbered::{add_pages, await_given_back, holds};
 use crate::common::visits::{Visits, mapped_bytes};
-use farheap::manager::{MemoryManager, Mode};
+use farheap::manager::MemoryManager;
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::store::MemStore;
 use farheap::{ByteCount, PageId};
@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A pool under 64 MiB with clean pages that hold their numbers.
 fn pool(config: PoolConfig) -> Arc<BufferPool> {
-    let manager = MemoryManager::start(ByteCount::mib(64), Mode::Cooperative).expect("manager");
+    let manager = MemoryManager::start(ByteCount::mib(64)).expect("manager");
     manager.set_deadline(Duration::from_secs(5));
     let store = Arc::new(MemStore::new(ByteCount::mib(96)).expect("store"));
     let pool = config.create_on(store, &manager).expect("pool");

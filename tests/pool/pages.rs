@@ -4,7 +4,7 @@
 
 use crate::common::faulty::FaultyStore;
 use crate::common::{PATIENCE, StopOnDrop, eventually};
-use farheap::manager::{MemoryManager, Mode};
+use farheap::manager::MemoryManager;
 use farheap::pool::{BufferPool, Clock, ExclusiveGuard, OptimisticGuard, PoolConfig};
 use farheap::store::{MemStore, Op};
 use farheap::{ByteCount, Error, PageCount, PageId};
@@ -17,7 +17,7 @@ use std::time::Duration;
 const SHORT: Duration = Duration::from_secs(1);
 
 fn manager(limit: ByteCount) -> Arc<MemoryManager> {
-    let manager = MemoryManager::start(limit, Mode::Cooperative).expect("manager");
+    let manager = MemoryManager::start(limit).expect("manager");
     manager.set_deadline(PATIENCE);
     manager
 }
@@ -635,7 +635,7 @@ fn a_failed_write_keeps_the_page_in_memory() {
 fn readers_writers_and_eviction_keep_every_page_whole() {
     const PAGES: u64 = 2000;
     let store = Arc::new(MemStore::new(ByteCount::mib(64)).expect("store"));
-    let manager = MemoryManager::start(ByteCount::mib(4), Mode::Cooperative).expect("manager");
+    let manager = MemoryManager::start(ByteCount::mib(4)).expect("manager");
     let pool = PoolConfig::new().create_on(store, &manager).expect("pool");
     let ids = fill(&pool, PAGES);
     // Every page holds one number, repeated; writers change all of them by one.

@@ -11,7 +11,7 @@ use crate::common::faulty::FaultyStore;
 use crate::common::hooked::Hooked;
 use crate::common::power::{PowerStore, Replay};
 use crate::common::{Dice, PATIENCE, place, seed};
-use farheap::manager::{MemoryManager, Mode};
+use farheap::manager::MemoryManager;
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::store::{MemStore, Op, Store};
 use farheap::{ByteCount, Error, PageId};
@@ -66,8 +66,7 @@ fn config() -> PoolConfig {
 }
 
 fn manager() -> Arc<MemoryManager> {
-    let parts = Mode::Partitioned { temporary_pct: 0 };
-    let manager = MemoryManager::start(ByteCount::mib(1), parts).expect("manager");
+    let manager = MemoryManager::start(ByteCount::kib(1_024 + 64)).expect("manager");
     manager.set_deadline(PATIENCE);
     manager
 }
@@ -105,7 +104,10 @@ impl Workload {
         config: PoolConfig,
         manager: &Arc<MemoryManager>,
     ) -> Result<Workload, Error> {
-        let pool = Some(config.create_on(Arc::new(store.clone()), manager)?);
+        let pool = config.create_on(Arc::new(store.clone()), manager)?;
+        // Nor does the manager evict in the background: enough is free always.
+        pool.account().set_ceiling(ByteCount(manager.limit().0 - (64 << 10)));
+        let pool = Some(pool);
         let (lives, flushes) = (BTreeMap::new(), Vec::new());
         let dice = Dice::new(seed);
         let mut all = Workload { store, pool, table: seed, lives, flushes, versions: 0, dice };
@@ -401,8 +403,7 @@ fn a_power_cut_leaves_each_table_of_a_pool_as_it_was_flushed() {
     let devices = [first.clone(), first.beside(first.bytes()), first.beside(first.bytes())];
     let before = first.bytes();
     // The tables do not fit into the memory together.
-    let parts = Mode::Partitioned { temporary_pct: 0 };
-    let manager = MemoryManager::start(ByteCount::kib(1_500), parts).expect("manager");
+    let manager = MemoryManager::start(ByteCount::kib(1_500)).expect("manager");
     manager.set_deadline(PATIENCE);
     let mut all: Vec<Workload> = Vec::new();
     for (n, device) in (0u64..).zip(&devices) {

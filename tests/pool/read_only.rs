@@ -4,7 +4,7 @@
 
 use crate::common::PATIENCE;
 use crate::common::power::PowerStore;
-use farheap::manager::{MemoryManager, Mode};
+use farheap::manager::MemoryManager;
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::{ByteCount, Error, PageId};
 use farheap_collections::pool::BTree;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 const KEYS: u64 = 20_000;
 
 fn manager() -> Arc<MemoryManager> {
-    let manager = MemoryManager::start(ByteCount::mib(2), Mode::Cooperative).expect("manager");
+    let manager = MemoryManager::start(ByteCount::mib(2)).expect("manager");
     manager.set_deadline(PATIENCE);
     manager
 }

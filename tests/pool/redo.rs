@@ -5,7 +5,7 @@
 #![expect(unsafe_code, reason = "damages a page behind the pool's back")]
 
 use crate::common::PATIENCE;
-use farheap::manager::{MemoryManager, Mode};
+use farheap::manager::MemoryManager;
 use farheap::pool::{BufferPool, ExclusiveGuard, PoolConfig};
 use farheap::store::{MemStore, Queue, Request, Segment, Store};
 use farheap::{ByteCount, Error, PageId};
@@ -14,7 +14,7 @@ use std::sync::Arc;
 const PAGE: u64 = 4096;
 
 fn manager() -> Arc<MemoryManager> {
-    let manager = MemoryManager::start(ByteCount::mib(4), Mode::Cooperative).expect("manager");
+    let manager = MemoryManager::start(ByteCount::mib(4)).expect("manager");
     manager.set_deadline(PATIENCE);
     manager
 }

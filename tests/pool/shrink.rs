@@ -3,7 +3,7 @@
 //! Guards: G3, G7.
 
 use crate::common::{Dice, PATIENCE, StopOnDrop, seed};
-use farheap::manager::{MemoryManager, Mode};
+use farheap::manager::MemoryManager;
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::{ByteCount, Error, PageId};
 use std::os::unix::fs::MetadataExt;
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const CAPACITY: ByteCount = ByteCount::mib(64);
 
 fn manager() -> Arc<MemoryManager> {
-    let manager = MemoryManager::start(ByteCount::mib(8), Mode::Cooperative).expect("manager");
+    let manager = MemoryManager::start(ByteCount::mib(8)).expect("manager");
     manager.set_deadline(PATIENCE);
     manager
 }
@@ -147,7 +147,7 @@ fn what_the_table_loses_costs_nothing_of_the_limit_any_more() {
     let dir = tempfile::tempdir().expect("directory");
     let path = dir.path().join("table");
     // So much that eviction keeps all words: a 64th is more than they take.
-    let manager = MemoryManager::start(ByteCount::mib(32), Mode::Cooperative).expect("manager");
+    let manager = MemoryManager::start(ByteCount::mib(32)).expect("manager");
     manager.set_deadline(PATIENCE);
     let config = || PoolConfig::new().cleaner(false).huge_frames(false);
     let pool = config().create(&path, CAPACITY, &manager).expect("pool");

@@ -6,7 +6,7 @@ use crate::common::child::alone;
 use crate::common::faulty::FaultyStore;
 use crate::common::power::PowerStore;
 use crate::common::{Dice, PATIENCE, StopOnDrop, eventually, seed};
-use farheap::manager::{MemoryManager, Mode};
+use farheap::manager::MemoryManager;
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::store::{BlockStore, MemStore, Op};
 use farheap::{ByteCount, Error, PageId};
@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const CAPACITY: ByteCount = ByteCount::mib(64);
 
 fn manager(limit: ByteCount) -> Arc<MemoryManager> {
-    let manager = MemoryManager::start(limit, Mode::Cooperative).expect("manager");
+    let manager = MemoryManager::start(limit).expect("manager");
     manager.set_deadline(PATIENCE);
     manager
 }

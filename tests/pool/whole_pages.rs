@@ -3,7 +3,7 @@
 //! Guards: G5, G7.
 
 use crate::common::PATIENCE;
-use farheap::manager::{MemoryManager, Mode};
+use farheap::manager::MemoryManager;
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::store::MemStore;
 use farheap::{ByteCount, Error, PageId};
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 fn manager() -> Arc<MemoryManager> {
-    let manager = MemoryManager::start(ByteCount::mib(4), Mode::Cooperative).expect("manager");
+    let manager = MemoryManager::start(ByteCount::mib(4)).expect("manager");
     manager.set_deadline(PATIENCE);
     manager
 }

@@ -7,7 +7,7 @@
 
 use crate::common::child::{case, run};
 use crate::common::{eventually, mem_store, watchdog};
-use farheap::manager::{MemoryManager, Mode};
+use farheap::manager::MemoryManager;
 use farheap::pool::PoolConfig;
 use farheap::region::{Region, RegionConfig};
 use farheap::store::BlockStore;
@@ -55,7 +55,7 @@ fn a_store_has_one_user_at_a_time() {
             Ok(_) => panic!("a second region on one store"),
         }
     }
-    let manager = MemoryManager::start(ByteCount::mib(8), Mode::Cooperative).expect("a manager");
+    let manager = MemoryManager::start(ByteCount::mib(8)).expect("a manager");
     match PoolConfig::new().create_on(store.clone(), &manager) {
         Err(Error::Device { reason, .. }) => assert!(reason.contains("another region or pool")),
         other => panic!("a pool on the store of a region: {other:?}"),
@@ -397,7 +397,7 @@ fn a_limit_above_the_control_groups_is_warned_of_at_the_start() {
         "machine" => ByteCount::gib(64 << 10),
         "manager" => {
             let limit = ByteCount::mib(512);
-            drop(MemoryManager::start(limit, Mode::Cooperative).expect("starts"));
+            drop(MemoryManager::start(limit).expect("starts"));
             return;
         }
         mib => ByteCount::mib(mib.parse().expect("a number")),

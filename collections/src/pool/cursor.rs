@@ -21,8 +21,8 @@ use std::fmt;
 /// ```
 /// # use farheap::{ByteCount, pool::PoolConfig, store::MemStore};
 /// # use farheap_collections::pool::BTree;
-/// # use farheap::manager::{MemoryManager, Mode};
-/// # let manager = MemoryManager::start(ByteCount::mib(16), Mode::Cooperative)?;
+/// # use farheap::manager::MemoryManager;
+/// # let manager = MemoryManager::start(ByteCount::mib(16))?;
 /// # let store = std::sync::Arc::new(MemStore::new(ByteCount::mib(64))?);
 /// # let pool = PoolConfig::new().create_on(store, &manager)?;
 /// # let tree = BTree::create(&pool)?;

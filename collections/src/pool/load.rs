@@ -52,8 +52,8 @@ impl BTree {
     /// ```
     /// # use farheap::{ByteCount, pool::PoolConfig, store::MemStore};
     /// # use farheap_collections::pool::BTree;
-    /// # use farheap::manager::{MemoryManager, Mode};
-    /// # let manager = MemoryManager::start(ByteCount::mib(16), Mode::Cooperative)?;
+    /// # use farheap::manager::MemoryManager;
+    /// # let manager = MemoryManager::start(ByteCount::mib(16))?;
     /// # let store = std::sync::Arc::new(MemStore::new(ByteCount::mib(64))?);
     /// # let pool = PoolConfig::new().create_on(store, &manager)?;
     /// let squares = (0..1000u32).map(|n| (n.to_be_bytes(), (n * n).to_be_bytes()));

@@ -56,10 +56,10 @@ const DEPTH_MAX: u32 = 32;
 /// use farheap::pool::PoolConfig;
 /// use farheap_collections::pool::BTree;
 /// use farheap::store::MemStore;
-/// use farheap::manager::{MemoryManager, Mode};
+/// use farheap::manager::MemoryManager;
 /// use std::sync::Arc;
 ///
-/// let manager = MemoryManager::start(ByteCount::mib(16), Mode::Cooperative)?;
+/// let manager = MemoryManager::start(ByteCount::mib(16))?;
 /// let pool = PoolConfig::new().create_on(Arc::new(MemStore::new(ByteCount::mib(64))?), &manager)?;
 /// let tree = BTree::create(&pool)?;
 /// tree.insert(b"key", b"value")?;

@@ -1,7 +1,7 @@
 //! The B+-tree against std's map, alone and with several threads, in a pool smaller than the tree.
 
 use crate::common::{StopOnDrop, eventually};
-use farheap::manager::{MemoryManager, Mode};
+use farheap::manager::MemoryManager;
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::store::MemStore;
 use farheap::{ByteCount, Error};
@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 fn pool(limit: ByteCount) -> Arc<BufferPool> {
-    let manager = MemoryManager::start(limit, Mode::Cooperative).expect("manager");
+    let manager = MemoryManager::start(limit).expect("manager");
     let store = Arc::new(MemStore::new(ByteCount::mib(128)).expect("store"));
     PoolConfig::new().create_on(store, &manager).expect("pool")
 }
@@ -123,7 +123,7 @@ fn threads_with_keys_of_their_own_see_their_own_changes() {
 fn a_flushed_tree_is_found_again_by_its_root() {
     let dir = tempfile::tempdir().expect("directory");
     let path = dir.path().join("table");
-    let manager = MemoryManager::start(ByteCount::mib(4), Mode::Cooperative).expect("manager");
+    let manager = MemoryManager::start(ByteCount::mib(4)).expect("manager");
     let pool = PoolConfig::new().create(&path, ByteCount::mib(16), &manager).expect("pool");
     let tree = BTree::create(&pool).expect("tree");
     for number in 0..5_000u32 {

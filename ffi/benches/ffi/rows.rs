@@ -2,7 +2,7 @@
 
 #![expect(unsafe_code, reason = "frees what it allocates")]
 
-use farheap::manager::{MemoryManager, Mode};
+use farheap::manager::MemoryManager;
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::sub::{Collective, CollectiveConfig, SubAllocator};
 use farheap::{ByteCount, Config, Heap, PageId, Placement, malloc};
@@ -54,7 +54,7 @@ impl World {
     fn try_start() -> farheap::Result<World> {
         let text = "far_limit:64MiB,capacity:256MiB";
         let heap = Heap::start(Config::parse(text)?)?;
-        let manager = MemoryManager::start(ByteCount::mib(64), Mode::Cooperative)?;
+        let manager = MemoryManager::start(ByteCount::mib(64))?;
         let dir = tempfile::tempdir().expect("a directory");
         let pool =
             PoolConfig::new().create(dir.path().join("table"), ByteCount::mib(16), &manager)?;

@@ -305,7 +305,7 @@ static void two_threads_change_one_value(farheap_btree *tree) {
 int main(void) {
     CHECK(farheap_has_feature(FARHEAP_FEATURE_BTREE));
     farheap_manager *manager = NULL;
-    OK(farheap_manager_new(8 * MIB, FARHEAP_COOPERATIVE, 0, &manager));
+    OK(farheap_manager_new(8 * MIB, &manager));
     OK(farheap_manager_set_limit(manager, MIB));
     const char *dir = getenv("TMPDIR");
     char path[4096];

@@ -104,7 +104,7 @@ static void log_line(void *userdata, farheap_log_level level, const char *text) 
 /* A manager whose limit is above all memory. */
 static void something_is_said(void) {
     farheap_manager *manager;
-    OK(farheap_manager_new((uint64_t)1 << 50, FARHEAP_COOPERATIVE, 0, &manager));
+    OK(farheap_manager_new((uint64_t)1 << 50, &manager));
     OK(farheap_manager_free(manager));
 }
 

@@ -79,7 +79,6 @@ static void calls_on_an_account(farheap_status code, farheap_account *a) {
     FAILS(code, farheap_account_on_reclaim(a, reclaim, NULL));
     FAILS(code, farheap_account_set_floor(a, 1));
     FAILS(code, farheap_account_set_ceiling(a, 1));
-    FAILS(code, farheap_account_set_part(a, 1));
     NOTHING(code, farheap_account_used(a));
     NOTHING(code, farheap_account_held(a));
     NOTHING(code, farheap_account_floor(a));
@@ -239,7 +238,7 @@ static void null_everywhere(void) {
     FAILS(FARHEAP_E_NULL, farheap_start_env(NULL));
     FAILS(FARHEAP_E_NULL, farheap_running(NULL));
     FAILS(FARHEAP_E_NULL, farheap_collective_new(NULL, 0, NULL));
-    FAILS(FARHEAP_E_NULL, farheap_manager_new(MIB, FARHEAP_COOPERATIVE, 0, NULL));
+    FAILS(FARHEAP_E_NULL, farheap_manager_new(MIB, NULL));
     FAILS(FARHEAP_E_NULL, farheap_account_new(NULL, "caches", NULL));
     FAILS(FARHEAP_E_NULL, farheap_pool_account(NULL, NULL));
     farheap_heap *heap = NULL;
@@ -254,8 +253,7 @@ static void wrong_abi(void) {
     FAILS(FARHEAP_E_ABI, farheap_start_config_abi(99, &config, (farheap_heap **)&out));
     FAILS(FARHEAP_E_ABI, farheap_start_env_abi(99, (farheap_heap **)&out));
     FAILS(FARHEAP_E_ABI, farheap_collective_new_abi(99, NULL, 0, (farheap_collective **)&out));
-    FAILS(FARHEAP_E_ABI, farheap_manager_new_abi(99, MIB, FARHEAP_COOPERATIVE, 0,
-                                                 (farheap_manager **)&out));
+    FAILS(FARHEAP_E_ABI, farheap_manager_new_abi(99, MIB, (farheap_manager **)&out));
     CHECK(!out);
 }
 
@@ -304,7 +302,7 @@ static void child_with_a_manager(void *argument) {
     FAILS(FARHEAP_E_FORKED, farheap_account_free(limits->account));
     FAILS(FARHEAP_E_FORKED, farheap_manager_free(limits->manager));
     farheap_manager *own = NULL; /* a child may start its own */
-    OK(farheap_manager_new(8 * MIB, FARHEAP_COOPERATIVE, 0, &own));
+    OK(farheap_manager_new(8 * MIB, &own));
     OK(farheap_manager_free(own));
 }
 
@@ -346,7 +344,7 @@ int main(void) {
     calls_on_a_suballocator(FARHEAP_E_HANDLE, &released);
 
     farheap_manager *manager = NULL;
-    OK(farheap_manager_new(8 * MIB, FARHEAP_COOPERATIVE, 0, &manager));
+    OK(farheap_manager_new(8 * MIB, &manager));
     calls_on_a_pool(FARHEAP_E_HANDLE, (farheap_pool *)manager); /* of another kind */
     calls_on_a_heap(FARHEAP_E_HANDLE, (farheap_heap *)manager);
     FAILS(FARHEAP_E_NULL, farheap_manager_on_pressure(manager, NULL, NULL));
@@ -368,7 +366,7 @@ int main(void) {
 
     /* More handles than there is room for: an error, and room again afterwards. */
     static farheap_temporary *many[5000];
-    OK(farheap_manager_new(8 * MIB, FARHEAP_COOPERATIVE, 0, &manager));
+    OK(farheap_manager_new(8 * MIB, &manager));
     int made = 0;
     while (made < 5000 && farheap_temporary_new(manager, &many[made]) == FARHEAP_OK) made++;
     CHECK(made == 4095 && farheap_last_status() == FARHEAP_E_OUT_OF_MEMORY);

@@ -390,7 +390,7 @@ static void tables(farheap_manager *manager, const char *path) {
     CHECK(farheap_last_status() == FARHEAP_E_STORE_FULL);
     CHECK(strstr(farheap_last_message(), paths[1]) != NULL);
     farheap_manager *other = NULL;
-    OK(farheap_manager_new(8 * MIB, FARHEAP_COOPERATIVE, 0, &other));
+    OK(farheap_manager_new(8 * MIB, &other));
     config.read_only = FARHEAP_DEFAULT;
     farheap_pool *stranger = NULL;
     FAILS(FARHEAP_E_CONFIG, farheap_pool_create(other, &config, path, 16 * MIB, &stranger));
@@ -492,8 +492,6 @@ static void accounts(farheap_manager *manager, farheap_pool *pool) {
     OK(farheap_account_set_ceiling(plans, 4 * MIB));
     CHECK(farheap_account_floor(plans) == 2 * MIB && farheap_account_ceiling(plans) == 4 * MIB);
     FAILS(FARHEAP_E_OUT_OF_MEMORY, farheap_account_charge(plans, 5 * MIB));
-    OK(farheap_account_set_part(plans, 30)); /* changes nothing in a cooperative manager */
-    FAILS(FARHEAP_E_ARGUMENT, farheap_account_set_part(plans, 101));
 
     OK(farheap_manager_temporary_account(manager, &temporary));
     FAILS(FARHEAP_E_ARGUMENT, farheap_account_charge(pages, 1)); /* the library's */
@@ -503,33 +501,10 @@ static void accounts(farheap_manager *manager, farheap_pool *pool) {
     FAILS(FARHEAP_E_ARGUMENT, farheap_account_on_reclaim(temporary, give_way, &cache));
     OK(farheap_account_set_floor(pages, MIB));
     OK(farheap_account_set_floor(pages, 0));
-    FAILS(FARHEAP_E_CONFIG, farheap_account_set_part(temporary, 10));
-    OK(farheap_account_set_part(plans, FARHEAP_NO_PART));
     OK(farheap_account_free(pages));
     OK(farheap_account_free(temporary));
     OK(farheap_account_free(plans)); /* with what is charged */
     FAILS(FARHEAP_E_HANDLE, farheap_account_free(plans));
-}
-
-/* Each consumer in a part of its own. */
-static void parts(void) {
-    farheap_manager *manager = NULL;
-    farheap_account *plans = NULL, *results = NULL;
-    OK(farheap_manager_new(64 * MIB, FARHEAP_PARTITIONED, 50, &manager));
-    OK(farheap_account_new(manager, "plans", &plans));
-    OK(farheap_account_new(manager, "results", &results));
-    OK(farheap_account_set_part(plans, 25));
-    FAILS(FARHEAP_E_CONFIG, farheap_account_set_part(results, 26));
-    OK(farheap_account_set_part(results, 0));
-    FAILS(FARHEAP_E_OUT_OF_MEMORY, farheap_account_charge(plans, 17 * MIB));
-    FAILS(FARHEAP_E_OUT_OF_MEMORY, farheap_account_charge(results, MIB));
-    OK(farheap_account_charge(plans, 16 * MIB));
-    OK(farheap_account_set_part(results, FARHEAP_NO_PART));
-    OK(farheap_account_charge(results, 16 * MIB)); /* what is left */
-    OK(farheap_manager_free(manager)); /* the handle; the accounts go on */
-    OK(farheap_account_uncharge(plans, 16 * MIB));
-    OK(farheap_account_free(plans));
-    OK(farheap_account_free(results));
 }
 
 static void eviction(farheap_pool *pool) {
@@ -580,7 +555,7 @@ static void one_limit_for_all(void) {
     farheap_manager *manager = NULL;
     farheap_heap *heap = NULL;
     void *sorted = NULL;
-    OK(farheap_manager_new(32 * MIB, FARHEAP_COOPERATIVE, 0, &manager));
+    OK(farheap_manager_new(32 * MIB, &manager));
     FAILS(FARHEAP_E_CONFIG, farheap_start_under(manager, "limitt:1GiB", &heap));
     FAILS(FARHEAP_E_NULL, farheap_start_config_under(manager, NULL, &heap));
     farheap_config config = FARHEAP_CONFIG_INIT;
@@ -624,18 +599,15 @@ static void one_limit_for_all(void) {
 
 int main(void) {
     one_limit_for_all();
-    parts();
     farheap_manager *manager = NULL;
-    OK(farheap_manager_new(64 * MIB, FARHEAP_PARTITIONED, 50, &manager));
+    OK(farheap_manager_new(64 * MIB, &manager));
     void *memory = NULL;
-    FAILS(FARHEAP_E_OUT_OF_MEMORY, farheap_manager_allocate_temporary(manager, 33 * MIB, &memory));
+    FAILS(FARHEAP_E_OUT_OF_MEMORY, farheap_manager_allocate_temporary(manager, 65 * MIB, &memory));
     OK(farheap_manager_free(manager));
-    FAILS(FARHEAP_E_ARGUMENT, farheap_manager_new(MIB, FARHEAP_PARTITIONED, 101, &manager));
-    FAILS(FARHEAP_E_ARGUMENT, farheap_manager_new(MIB, (farheap_manager_mode)5, 0, &manager));
-    OK((farheap_manager_new)(MIB, FARHEAP_COOPERATIVE, 0, &manager)); /* as bindings call it */
+    OK((farheap_manager_new)(MIB, &manager)); /* as bindings call it */
     OK(farheap_manager_free(manager));
 
-    OK(farheap_manager_new(24 * MIB, FARHEAP_COOPERATIVE, 0, &manager));
+    OK(farheap_manager_new(24 * MIB, &manager));
     OK(farheap_manager_set_limit(manager, 16 * MIB));
     CHECK(farheap_manager_limit(manager) == 16 * MIB);
     OK(farheap_manager_set_deadline(manager, 100));

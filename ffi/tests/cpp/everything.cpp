@@ -190,15 +190,12 @@ static void accounts() {
     plans.set_used(mib);
     plans.set_floor(mib);
     plans.set_ceiling(2 * mib);
-    plans.set_part(50); // changes nothing in a cooperative manager
-    plans.set_part(FARHEAP_NO_PART);
     CHECK(plans.used() == mib && plans.floor() == mib && plans.ceiling() == 2 * mib);
     account moved = std::move(plans), other(limit, "other");
     moved = std::move(other); // the first one ends
     CHECK(moved.used() == 0 && !limit.consumer(2));
     account temporary = limit.temporary_account();
     throws<error>(FARHEAP_E_ARGUMENT, [&] { temporary.charge(1); });
-    throws<error>(FARHEAP_E_CONFIG, [&] { temporary.set_part(10); });
 }
 
 // A B+-tree in a pool's pages.
@@ -359,7 +356,7 @@ static void plain_constructors() {
     farheap_manager *limit = nullptr;
     farheap_collective *objects = nullptr;
     farheap_heap *far = nullptr;
-    CHECK((farheap_manager_new)(mib, FARHEAP_COOPERATIVE, 0, &limit) == FARHEAP_OK);
+    CHECK((farheap_manager_new)(mib, &limit) == FARHEAP_OK);
     CHECK(farheap_manager_free(limit) == FARHEAP_OK);
     CHECK((farheap_collective_new)("lymit:1MiB", mib, &objects) == FARHEAP_E_CONFIG);
     CHECK((farheap_start)("lymit:1MiB", &far) == FARHEAP_E_CONFIG);

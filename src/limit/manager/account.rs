@@ -6,8 +6,8 @@ use crate::base::sync::Ordering;
 use crate::base::units::ByteCount;
 use crate::limit::budget::Budget;
 use crate::limit::manager::consumer::{Effort, Reclaim};
-use crate::limit::manager::member::{Member, NO_PART};
-use crate::limit::manager::report::{Mode, Pressure};
+use crate::limit::manager::member::Member;
+use crate::limit::manager::report::Pressure;
 use crate::limit::manager::shared::Shared;
 use crate::sys::messages;
 use std::fmt;
@@ -86,35 +86,6 @@ impl Account {
             manager.apply_shares();
             manager.bell.ring();
         }
-    }
-
-    /// Gives this consumer a part of its own in a [partitioned](crate::limit::manager::Mode::Partitioned) manager,
-    /// in percent of the limit, or takes it away. Consumers without one share, first come first
-    /// served, what is left; temporary memory's part is the mode's. Changes nothing in a
-    /// cooperative manager.
-    ///
-    /// # Errors
-    /// [`Error::Config`] when all parts together would be more than 100 %, or for the account of
-    /// temporary memory; the old one stays.
-    pub fn set_part(&self, pct: Option<u8>) -> Result<()> {
-        let Some(manager) = self.manager.upgrade() else { return Ok(()) };
-        let bad = |reason| Err(Error::Config { key: "part".to_owned(), reason });
-        if manager.is_temporary(&self.member) {
-            return bad(
-                "temporary memory has the part that the manager was started with".to_owned()
-            );
-        }
-        let shares = manager.shares.lock();
-        let old = self.member.wishes.part.swap(pct.map_or(NO_PART, u64::from), Ordering::Relaxed);
-        let all = manager.parts();
-        if all > 100 {
-            self.member.wishes.part.store(old, Ordering::Relaxed);
-            return bad(format!("{all} % in all are more than there is"));
-        }
-        drop(shares);
-        manager.apply_shares();
-        manager.bell.ring();
-        Ok(())
     }
 
     /// Bytes that this consumer has: those charged, or, where more were counted
@@ -199,9 +170,9 @@ impl Account {
         manager.call_if_low();
     }
 
-    /// Whether others may give way to this consumer.
+    /// Whether there are others to give way: the manager may have ended.
     pub(crate) fn may_ask(&self) -> bool {
-        self.manager.upgrade().is_some_and(|manager| manager.mode == Mode::Cooperative)
+        self.manager.strong_count() > 0
     }
 
     /// The budget of a consumer that charges by itself, such as a region.

@@ -43,9 +43,9 @@ const SLAB_ALIGN: usize = 4096;
 /// ```
 /// use allocator_api2::vec::Vec;
 /// use farheap::ByteCount;
-/// use farheap::manager::{MemoryManager, Mode};
+/// use farheap::manager::MemoryManager;
 ///
-/// let manager = MemoryManager::start(ByteCount::mib(16), Mode::Cooperative)?;
+/// let manager = MemoryManager::start(ByteCount::mib(16))?;
 /// let mut rows: Vec<u64, _> = Vec::new_in(manager.temporary_allocator());
 /// rows.extend(0..100_000);
 /// assert!(manager.stats().used_bytes >= ByteCount(800_000));
@@ -284,10 +284,9 @@ impl fmt::Debug for Temporary {
 mod tests {
     use super::*;
     use crate::base::expected_panic::ExpectedPanic;
-    use crate::limit::manager::Mode;
 
     fn start(mib: u64) -> Arc<MemoryManager> {
-        MemoryManager::start(ByteCount::mib(mib), Mode::Cooperative).expect("starts")
+        MemoryManager::start(ByteCount::mib(mib)).expect("starts")
     }
 
     #[test]

@@ -27,7 +27,7 @@ impl Effort {
 ///
 /// # Examples
 /// ```
-/// use farheap::manager::{Account, Effort, MemoryManager, Mode, Reclaim};
+/// use farheap::manager::{Account, Effort, MemoryManager, Reclaim};
 /// use farheap::ByteCount;
 /// use std::sync::{Arc, Mutex, Weak};
 ///
@@ -46,7 +46,7 @@ impl Effort {
 ///     }
 /// }
 ///
-/// let manager = MemoryManager::start(ByteCount::mib(16), Mode::Cooperative)?;
+/// let manager = MemoryManager::start(ByteCount::mib(16))?;
 /// let account = manager.join("plans")?;
 /// let cache = Arc::new(PlanCache(account.clone(), Mutex::new(Vec::new())));
 /// let weak: Weak<PlanCache> = Arc::downgrade(&cache);

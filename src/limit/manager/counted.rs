@@ -7,7 +7,6 @@
 use crate::base::sync::Ordering;
 use crate::base::units::ByteCount;
 use crate::limit::manager::member::Member;
-use crate::limit::manager::report::Mode;
 use crate::limit::manager::shared::Shared;
 use std::sync::Arc;
 
@@ -21,12 +20,9 @@ struct Kept {
 
 impl Shared {
     /// What the floors of others keep from a consumer. They need their tables beside what their
-    /// floors protect. In a partitioned manager the parts keep consumers apart.
+    /// floors protect.
     fn kept_from(&self, asking: &Arc<Member>) -> Kept {
         let mut kept = Kept::default();
-        if self.mode != Mode::Cooperative {
-            return kept;
-        }
         let has_floor = |member: &Arc<Member>| member.floor() > ByteCount::ZERO;
         for member in self.each_member().filter(has_floor) {
             if Arc::ptr_eq(&member, asking) {
@@ -70,7 +66,7 @@ impl Shared {
         let mut found = true;
         for member in self.each_member().filter(is_counted) {
             let missing = self.count(&member, None);
-            if missing > ByteCount::ZERO && self.mode == Mode::Cooperative {
+            if missing > ByteCount::ZERO {
                 found &= self.reclaim_for(&member, missing) > ByteCount::ZERO;
                 self.count(&member, None);
             }

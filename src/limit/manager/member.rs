@@ -30,19 +30,14 @@ pub(super) struct Member {
     pub(super) counts: ConsumerCounts,
 }
 
-/// What a consumer's owner wants it to have, in bytes but for the part.
+/// What a consumer's owner wants it to have, in bytes.
 pub(super) struct Wishes {
     pub(super) floor: AtomicU64,
     /// Its floor is never less: what it needs to work.
     pub(super) floor_min: AtomicU64,
-    /// As set; what the mode allows may be less.
+    /// As set; what the limit allows may be less.
     pub(super) ceiling: AtomicU64,
-    /// Percent of the limit in a partitioned manager; [`NO_PART`] for none of its own.
-    pub(super) part: AtomicU64,
 }
-
-/// A consumer that shares with others what nobody has a part of.
-pub(super) const NO_PART: u64 = u64::MAX;
 
 impl Member {
     pub(super) fn new(budget: &Arc<Budget>, name: &str, share: ByteCount) -> Arc<Member> {
@@ -53,7 +48,6 @@ impl Member {
                 floor: AtomicU64::new(0),
                 floor_min: AtomicU64::new(0),
                 ceiling: AtomicU64::new(u64::MAX),
-                part: AtomicU64::new(NO_PART),
             },
             reclaimer: Ranked::new(Rank::Leaf, None),
             counting: Ranked::new(Rank::Leaf, ()),
@@ -95,11 +89,6 @@ impl Member {
         ByteCount(missing)
     }
 
-    /// Percent of the limit that are its own in a partitioned manager.
-    pub(super) fn part(&self) -> Option<u64> {
-        Some(self.wishes.part.load(Ordering::Relaxed)).filter(|part| *part != NO_PART)
-    }
-
     /// What gives its memory back, unless it has panicked before.
     pub(super) fn reclaimer(&self) -> Option<Arc<dyn Reclaim>> {
         if self.broken.load(Ordering::Acquire) {
@@ -108,8 +97,8 @@ impl Member {
         self.reclaimer.lock().as_ref().and_then(Weak::upgrade)
     }
 
-    /// Applies what the mode allows it; returns whether that is something else than before. The
-    /// caller holds the lock on shares.
+    /// Applies its share of the limit; returns whether its ceiling changes by that. The caller holds
+    /// the lock on shares.
     pub(super) fn set_share(&self, share: ByteCount) -> bool {
         let ceiling = ByteCount(self.wishes.ceiling.load(Ordering::Relaxed).min(share.0));
         let is_other = self.budget.limit() != ceiling;

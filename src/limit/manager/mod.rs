@@ -43,7 +43,7 @@ pub use crate::limit::donation::Donation;
 pub use crate::limit::manager::account::Account;
 pub use crate::limit::manager::arena::Temporary;
 pub use crate::limit::manager::consumer::{Effort, Reclaim};
-pub use crate::limit::manager::report::{Mode, Pressure};
+pub use crate::limit::manager::report::Pressure;
 pub use crate::limit::manager::spill::Spill;
 pub use crate::limit::manager::stats::{ConsumerStats, ManagerStats};
 pub use crate::limit::manager::temporary::TemporaryMemory;
@@ -57,7 +57,7 @@ use crate::limit::admission::{self, Turn};
 use crate::limit::budget::Budget;
 use crate::limit::manager::member::Member;
 use crate::limit::manager::shared::{
-    BRIEFLY, Bell, CONSUMERS_MAX, Host, LIMIT_MIN, RETRY_AFTER, Shared, Turns, part_of,
+    BRIEFLY, Bell, CONSUMERS_MAX, Host, LIMIT_MIN, RETRY_AFTER, Shared, Turns,
 };
 use crate::limit::manager::stats::Counts;
 use crate::sys::fork::Born;
@@ -78,9 +78,9 @@ const NEW_LIMIT: &str = "the new limit";
 /// # Examples
 /// ```
 /// use farheap::ByteCount;
-/// use farheap::manager::{MemoryManager, Mode};
+/// use farheap::manager::MemoryManager;
 ///
-/// let manager = MemoryManager::start(ByteCount::mib(64), Mode::Cooperative)?;
+/// let manager = MemoryManager::start(ByteCount::mib(64))?;
 /// let sort_buffer = manager.allocate_temporary(ByteCount::mib(8))?;
 /// assert_eq!(manager.stats().used_bytes, ByteCount::mib(8));
 /// manager.free_temporary(sort_buffer);
@@ -103,32 +103,20 @@ impl MemoryManager {
     /// Starts a manager of `limit` bytes, with its background thread.
     ///
     /// # Errors
-    /// [`Error::LimitTooSmall`] below 1 MiB; [`Error::Config`] for a part of more than
-    /// 100 %; [`Error::Os`] when no thread can be started.
-    pub fn start(limit: ByteCount, mode: Mode) -> Result<Arc<MemoryManager>> {
+    /// [`Error::LimitTooSmall`] below 1 MiB; [`Error::Os`] when no thread can be started.
+    pub fn start(limit: ByteCount) -> Result<Arc<MemoryManager>> {
         let _delivered = Deliver::new();
         let _ours = keep_local();
         if limit < LIMIT_MIN {
             return Err(Error::LimitTooSmall { limit, minimum: LIMIT_MIN });
         }
-        if let Mode::Partitioned { temporary_pct } = mode
-            && temporary_pct > 100
-        {
-            let reason = format!("{temporary_pct} % is more than there is");
-            return Err(Error::Config { key: "temporary_pct".to_owned(), reason });
-        }
         Memory::warn_of(limit);
         let budget = Arc::new(Budget::new(limit));
-        let share = match mode {
-            Mode::Cooperative => limit,
-            Mode::Partitioned { temporary_pct } => part_of(limit, temporary_pct.into()),
-        };
-        let temporary = Member::new(&budget, "temporary", share);
+        let temporary = Member::new(&budget, "temporary", limit);
         let shared = Arc::new(Shared {
             members: Ranked::new(Rank::Consumers, vec![Arc::downgrade(&temporary)]),
             temporary,
             budget,
-            mode,
             shares: Ranked::new(Rank::Shares, ()),
             host: Host { spill: Ranked::new(Rank::Leaf, None), on_pressure: OnceLock::new() },
             turns: Turns { gathering: Turn::new(), resizing: Turn::new() },
@@ -164,8 +152,7 @@ impl MemoryManager {
         let shared = &self.shared;
         // Until it is in the list, nobody would tell it of another share.
         let _shares = shared.shares.lock();
-        let share = shared.common_share();
-        let member = Member::new(&shared.budget, name, share);
+        let member = Member::new(&shared.budget, name, shared.budget.limit());
         let mut members = shared.members.lock();
         members.retain(|member| member.strong_count() > 0);
         if members.len() >= CONSUMERS_MAX {
@@ -199,8 +186,8 @@ impl MemoryManager {
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] naming the consumers, the largest first: when nothing gave way
-    /// before the deadline, or at once when `bytes` are more than the account's ceiling, when they
-    /// are more than is left of temporary memory's part, or when called from a reclaimer. [`Error::Forked`] in a child of the manager's process.
+    /// before the deadline, or at once when `bytes` are more than the account's ceiling or when called
+    /// from a reclaimer. [`Error::Forked`] in a child of the manager's process.
     pub fn charge(&self, account: &Account, bytes: ByteCount) -> Result<()> {
         if account.try_charge(bytes) {
             self.shared.call_if_low();
@@ -228,12 +215,6 @@ impl MemoryManager {
     #[must_use]
     pub fn limit(&self) -> ByteCount {
         self.shared.budget.limit()
-    }
-
-    /// How memory is divided.
-    #[must_use]
-    pub fn mode(&self) -> Mode {
-        self.shared.mode
     }
 
     /// Sets the limit, and reclaims what is above a lower one. One resize at a time: others wait.

@@ -8,7 +8,7 @@ use crate::limit::admission;
 use crate::limit::donation::Donation;
 use crate::limit::manager::consumer::{Effort, Reclaim};
 use crate::limit::manager::member::Member;
-use crate::limit::manager::report::{Mode, Pressure};
+use crate::limit::manager::report::Pressure;
 use crate::limit::manager::shared::{CONSUMERS_MAX, RETRY_AFTER, Shared};
 use crate::sys::vm::Mapping;
 use std::cell::Cell;
@@ -34,8 +34,6 @@ struct Ask<'a> {
     only: Option<&'a Arc<Member>>,
     /// Every consumer but the one that asks.
     others: bool,
-    /// Only consumers without a part of their own.
-    common: bool,
     /// The dearest effort.
     effort: Effort,
 }
@@ -88,47 +86,19 @@ impl Shared {
         self.counts.direct.bump();
         self.tell(Pressure::Direct { wanted: bytes });
         let least = RECLAIM_MIN.min(self.budget.limit().0 / 16);
-        let in_vain = Cell::new(false);
         let reclaim = |missing: ByteCount| {
             let asking = Some(account);
-            let at_least = ByteCount(missing.0.max(least));
-            let is_above = budget.own_free() < missing;
-            let has_part = self.has_part(account);
-            if is_above && has_part && self.is_temporary(account) {
-                // Only its own memory could give way, and nobody can take that back.
-                in_vain.set(true);
-                return ByteCount::ZERO;
-            }
-            if !is_above && has_part {
-                // Its part is its own: others give back what they have borrowed of it.
-                let ask =
-                    Ask { asking, only: None, others: true, common: true, effort: Effort::Write };
-                return self.reclaim_from(ask, at_least.min(self.borrowed()));
-            }
-            // Above its own ceiling, or without a part, a consumer can only take from itself.
-            let only = asking.filter(|_| is_above || self.mode != Mode::Cooperative);
-            let ask = Ask { asking, only, others: false, common: false, effort: Effort::Write };
-            self.reclaim_from(ask, at_least)
+            // Above its own ceiling a consumer can only take from itself.
+            let only = asking.filter(|_| budget.own_free() < missing);
+            let ask = Ask { asking, only, others: false, effort: Effort::Write };
+            self.reclaim_from(ask, ByteCount(missing.0.max(least)))
         };
         let room = || match self.is_temporary(account) {
             true => self.room_beside_floors(account),
             false => budget.limit(),
         };
-        let mut patient = self.patience(stall);
-        let patient = |freed| !in_vain.get() && patient(freed);
+        let patient = self.patience(stall);
         admission::claim(budget, &self.turns.gathering, bytes, room, reclaim, patient)
-    }
-
-    /// Whether a consumer has a part of a partitioned manager's limit to itself.
-    pub(super) fn has_part(&self, member: &Arc<Member>) -> bool {
-        self.mode != Mode::Cooperative && (self.is_temporary(member) || member.part().is_some())
-    }
-
-    /// Bytes that consumers without a part have beyond what is left for them.
-    fn borrowed(&self) -> ByteCount {
-        let sharing = self.each_member().filter(|member| !self.has_part(member));
-        let charged: u64 = sharing.map(|member| member.budget.charged().0).sum();
-        ByteCount(charged.saturating_sub(self.common_share().0))
     }
 
     /// Tells after each round of reclaim whether to go on; waits a little when it freed nothing.
@@ -157,15 +127,14 @@ impl Shared {
 
     /// Asks all consumers for `want` bytes.
     pub(super) fn reclaim(&self, want: ByteCount) -> ByteCount {
-        let ask =
-            Ask { asking: None, only: None, others: false, common: false, effort: Effort::Write };
+        let ask = Ask { asking: None, only: None, others: false, effort: Effort::Write };
         self.reclaim_from(ask, want)
     }
 
     /// Asks everybody else for `want` bytes.
     pub(super) fn reclaim_for(&self, member: &Arc<Member>, want: ByteCount) -> ByteCount {
         let effort = Effort::Write;
-        let ask = Ask { asking: Some(member), only: None, others: true, common: false, effort };
+        let ask = Ask { asking: Some(member), only: None, others: true, effort };
         self.reclaim_from(ask, want)
     }
 
@@ -175,7 +144,7 @@ impl Shared {
             let over = member.budget.charged().0.saturating_sub(member.budget.limit().0);
             if over > 0 {
                 let (asking, only) = (Some(&member), Some(&member));
-                let ask = Ask { asking, only, others: false, common: false, effort: Effort::Write };
+                let ask = Ask { asking, only, others: false, effort: Effort::Write };
                 self.reclaim_from(ask, ByteCount(over));
             }
         }
@@ -192,7 +161,7 @@ impl Shared {
             let asking = Some(&member);
             let writes = member.asks_for_writes.load(Ordering::Relaxed);
             let effort = if writes { Effort::Write } else { Effort::Clean };
-            let ask = Ask { asking, only: None, others: true, common: false, effort };
+            let ask = Ask { asking, only: None, others: true, effort };
             let freed = self.reclaim_from(ask, want);
             if let Some(reclaimer) = member.reclaimer() {
                 self.guarded(&member, || reclaimer.room_made(freed));
@@ -208,9 +177,6 @@ impl Shared {
         let mut members: [Option<Asked>; CONSUMERS_MAX] = [const { None }; CONSUMERS_MAX];
         let mut count = 0;
         for member in self.each_member().filter(|member| ask.concerns(member)) {
-            if ask.common && self.has_part(&member) {
-                continue;
-            }
             if let Some(reclaimer) = member.reclaimer() {
                 members[count] = Some((member, reclaimer));
                 count += 1;
@@ -247,9 +213,7 @@ impl Shared {
         room: &Mapping,
         account: &Arc<Member>,
     ) -> (ByteCount, Option<Range<usize>>) {
-        let is_possible =
-            self.mode == Mode::Cooperative && !self.moves_fail.load(Ordering::Relaxed);
-        if RECLAIMING.get() || !is_possible {
+        if RECLAIMING.get() || self.moves_fail.load(Ordering::Relaxed) {
             return (ByteCount::ZERO, None);
         }
         let mut donation = Donation::new(room, &account.budget);

@@ -3,21 +3,6 @@
 use crate::base::units::ByteCount;
 use std::sync::Arc;
 
-/// How memory is divided.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
-    /// Every consumer may use what the others do not.
-    Cooperative,
-    /// Temporary memory has a part of its own, this many percent, nothing gives way and nothing
-    /// spills: the traditional system, for comparison. Consumers may have parts too
-    /// ([`Account::set_part`](crate::limit::manager::Account::set_part)); the others share what is left. What is not
-    /// used of a part they may borrow, and give back when it is.
-    Partitioned {
-        /// The temporary memory's part.
-        temporary_pct: u8,
-    },
-}
-
 /// What the host is told about memory pressure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]

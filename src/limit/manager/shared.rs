@@ -7,7 +7,7 @@ use crate::base::units::ByteCount;
 use crate::limit::admission::Turn;
 use crate::limit::budget::Budget;
 use crate::limit::manager::member::Member;
-use crate::limit::manager::report::{Mode, Pressure};
+use crate::limit::manager::report::Pressure;
 use crate::limit::manager::spill::Spill;
 use crate::limit::manager::stats::Counts;
 use crate::sys::fork::Born;
@@ -37,8 +37,7 @@ pub(super) type OnPressure = dyn Fn(Pressure) + Send + Sync;
 /// What the manager, its accounts and its thread share.
 pub(super) struct Shared {
     pub(super) budget: Arc<Budget>,
-    pub(super) mode: Mode,
-    /// Held while the limit, a floor or a part changes, and while shares are worked out and applied:
+    /// Held while the limit or a floor changes, and while shares are worked out and applied:
     /// the last to apply them knows what the others knew.
     pub(super) shares: Ranked<()>,
     pub(super) members: Ranked<Vec<Weak<Member>>>,
@@ -151,23 +150,16 @@ impl Shared {
         Ok(())
     }
 
-    /// Gives every consumer the share of the limit that its ceiling and the mode allow.
+    /// Gives every consumer the share of the limit that its ceiling allows.
     pub(super) fn apply_shares(&self) {
         let shares = self.shares.lock();
-        let (limit, common) = (self.budget.limit(), self.common_share());
+        let limit = self.budget.limit();
         let mut changed: [Option<Arc<Member>>; CONSUMERS_MAX] = [const { None }; CONSUMERS_MAX];
         for (slot, member) in changed.iter_mut().zip(self.each_member()) {
-            let is_other = member.set_share(match (self.mode, member.part()) {
+            let is_other = member.set_share(match self.is_temporary(&member) {
                 // Nobody can take it back, so it may not take what others' floors keep.
-                (Mode::Cooperative, _) if self.is_temporary(&member) => {
-                    ByteCount(limit.0.saturating_sub(self.floors_of_others(&self.temporary).0))
-                }
-                (Mode::Cooperative, _) => limit,
-                (Mode::Partitioned { temporary_pct }, _) if self.is_temporary(&member) => {
-                    part_of(limit, temporary_pct.into())
-                }
-                (Mode::Partitioned { .. }, Some(part)) => part_of(limit, part),
-                (Mode::Partitioned { .. }, None) => common,
+                true => ByteCount(limit.0.saturating_sub(self.floors_of_others(&member).0)),
+                false => limit,
             });
             *slot = is_other.then_some(member);
         }
@@ -190,19 +182,6 @@ impl Shared {
 
     pub(super) fn is_temporary(&self, member: &Arc<Member>) -> bool {
         Arc::ptr_eq(member, &self.temporary)
-    }
-
-    /// Percent of the limit that belong to somebody, temporary memory included.
-    pub(super) fn parts(&self) -> u64 {
-        let Mode::Partitioned { temporary_pct } = self.mode else { return 0 };
-        let parts: u64 = self.each_member().filter_map(|member| member.part()).sum();
-        parts + u64::from(temporary_pct)
-    }
-
-    /// What consumers without a part of their own may have.
-    pub(super) fn common_share(&self) -> ByteCount {
-        let limit = self.budget.limit();
-        ByteCount(limit.0.saturating_sub(part_of(limit, self.parts()).0))
     }
 
     /// The floors of all consumers.
@@ -238,11 +217,7 @@ impl Shared {
                     .reclaimer()
                     .and_then(|reclaimer| self.guarded(member, || reclaimer.describe_held()))
                     .unwrap_or_default();
-                let part = match self.has_part(member) {
-                    true => format!(" of its part of {}", member.budget.limit()),
-                    false => String::new(),
-                };
-                format!("{} {}{part}{held}", member.name, member.budget.charged())
+                format!("{} {}{held}", member.name, member.budget.charged())
             })
             .collect();
         Error::OutOfMemory {
@@ -272,9 +247,7 @@ impl Shared {
             self.bell.wait();
             self.look_at_held(&mut over);
             self.enforce_ceilings();
-            if self.mode == Mode::Cooperative {
-                self.serve_asks();
-            }
+            self.serve_asks();
             // Where nothing can be had, looking again at each charge would be all this does.
             let now = Instant::now();
             if pause_until.is_none_or(|until| now >= until) {
@@ -319,7 +292,7 @@ impl Shared {
     /// nothing could be reclaimed.
     pub(super) fn keep_low(&self) -> bool {
         let (low, free) = (self.low(), self.budget.own_free().0);
-        if free >= low || self.mode != Mode::Cooperative {
+        if free >= low {
             return true;
         }
         self.counts.background.bump();
@@ -354,9 +327,4 @@ impl Over {
         self.told |= tells;
         tells
     }
-}
-
-/// A number of percent of the limit.
-pub(super) fn part_of(limit: ByteCount, pct: u64) -> ByteCount {
-    ByteCount((limit.0 as u128 * u128::from(pct) / 100) as u64)
 }

@@ -6,7 +6,7 @@ use crate::base::error::{Error, Result};
 use crate::base::sync::Ordering;
 use crate::base::units::ByteCount;
 use crate::limit::manager::MemoryManager;
-use crate::limit::manager::report::{Mode, Pressure};
+use crate::limit::manager::report::Pressure;
 use crate::limit::manager::shared::Shared;
 use crate::limit::manager::spill::Spill;
 use crate::sys::vm::{HUGE_PAGE, Huge, KERNEL_PAGE, Mapping};
@@ -68,10 +68,7 @@ impl MemoryManager {
         let len =
             ByteCount(bytes.ok_or(Error::BadRange { reason: "length overflows".into() })? as u64);
         let account = self.temporary();
-        let spill = match shared.mode {
-            Mode::Cooperative => shared.host.spill.lock().as_ref().and_then(Weak::upgrade),
-            Mode::Partitioned { .. } => None,
-        };
+        let spill = shared.host.spill.lock().as_ref().and_then(Weak::upgrade);
         let memory = if self.can_never_fit(len) {
             Err(shared.out_of_memory(account.name(), len, Duration::ZERO))
         } else if shared.try_charge_temporary(len) {

@@ -36,15 +36,15 @@ fn cache(manager: &MemoryManager, effort: Effort, bytes: ByteCount) -> Arc<Cache
     cache
 }
 
-fn start(mib: u64, mode: Mode) -> Arc<MemoryManager> {
-    let manager = MemoryManager::start(ByteCount::mib(mib), mode).expect("starts");
+fn start(mib: u64) -> Arc<MemoryManager> {
+    let manager = MemoryManager::start(ByteCount::mib(mib)).expect("starts");
     manager.set_deadline(Duration::from_millis(20));
     manager
 }
 
 #[test]
 fn the_cheapest_consumer_gives_way_first() {
-    let manager = start(64, Mode::Cooperative);
+    let manager = start(64);
     let dear = cache(&manager, Effort::Write, ByteCount::mib(30));
     let cheap = cache(&manager, Effort::Clean, ByteCount::mib(30));
     let memory = manager.allocate_temporary(ByteCount::mib(24)).expect("cheap gives way");
@@ -57,7 +57,7 @@ fn the_cheapest_consumer_gives_way_first() {
 
 #[test]
 fn a_floor_is_kept_from_others() {
-    let manager = start(64, Mode::Cooperative);
+    let manager = start(64);
     let cache = cache(&manager, Effort::Clean, ByteCount::mib(60));
     cache.account.set_floor(ByteCount::mib(40)).expect("below the limit");
     let error = manager.allocate_temporary(ByteCount::mib(30)).expect_err("floor");
@@ -69,7 +69,7 @@ fn a_floor_is_kept_from_others() {
 
 #[test]
 fn allocations_side_by_side_leave_what_a_floor_keeps() {
-    let manager = start(64, Mode::Cooperative);
+    let manager = start(64);
     let keeper = manager.join("keeper").expect("room");
     keeper.set_floor(ByteCount::mib(30)).expect("below the limit");
     assert_eq!(manager.temporary().ceiling(), ByteCount::mib(34));
@@ -103,86 +103,23 @@ fn allocations_side_by_side_leave_what_a_floor_keeps() {
 }
 
 #[test]
-fn partitions_do_not_give_way_to_each_other() {
-    let manager = start(64, Mode::Partitioned { temporary_pct: 50 });
-    let account = manager.join("table").expect("room");
-    assert!(account.try_charge(ByteCount::mib(32)));
-    assert!(!account.try_charge(ByteCount(1)));
-    assert!(manager.allocate_temporary(ByteCount::mib(33)).is_err());
-    let memory = manager.allocate_temporary(ByteCount::mib(32)).expect("its own half");
-    manager.free_temporary(memory);
-}
-
-#[test]
-fn a_part_that_others_have_borrowed_is_given_back() {
-    let manager = start(48, Mode::Partitioned { temporary_pct: 40 });
+fn temporary_memory_that_can_never_fit_nor_spill_fails_at_once() {
+    let manager = start(48);
     manager.set_deadline(Duration::from_secs(3600)); // Nothing here may wait for it.
-    let one = cache(&manager, Effort::Write, ByteCount::mib(28));
-    let other = cache(&manager, Effort::Clean, ByteCount::mib(20));
-    let memory = manager.allocate_temporary(ByteCount::mib(19)).expect("its part");
-    let left = one.account.used().0 + other.account.used().0;
-    assert!(left >= ByteCount::mib(28).0, "no more than was borrowed: {}", manager.stats());
-    assert!(manager.stats().used_bytes <= manager.limit());
-    drop(memory);
-    let with_part = manager.join("with a part").expect("room");
-    with_part.set_part(Some(30)).expect("60 % are left");
-    manager.charge(&with_part, ByteCount::mib(14)).expect("its part");
-    drop(manager.allocate_temporary(ByteCount::mib(19)).expect("its part"));
-}
-
-#[test]
-fn temporary_memory_above_its_part_fails_at_once_and_names_it() {
-    let manager = start(48, Mode::Partitioned { temporary_pct: 40 });
-    manager.set_deadline(Duration::from_secs(3600)); // Nothing here may wait for it.
-    let error = manager.allocate_temporary(ByteCount::mib(24)).expect_err("above its part");
-    assert!(error.to_string().contains("temporary 0 B of its part of 19.2 MiB"), "{error}");
-    let memory = manager.allocate_temporary(ByteCount::mib(12)).expect("its part");
-    let error = manager.allocate_temporary(ByteCount::mib(8)).expect_err("7.2 are left");
-    assert!(error.to_string().contains("temporary 12.0 MiB of its part of 19.2 MiB"), "{error}");
-    // As when another thread was quicker: it would fit the part alone.
-    manager.charge(manager.temporary(), ByteCount::mib(8)).expect_err("7.2 are left");
+    let error = manager.allocate_temporary(ByteCount::mib(49)).expect_err("above the limit");
+    let said = "49.0 MiB are more than it may ever have: ";
+    assert!(error.to_string().contains(said) && !error.to_string().contains("0ns"), "{error}");
+    let keeper = manager.join("keeper").expect("room");
+    keeper.set_floor(ByteCount::mib(20)).expect("below the limit");
+    manager.allocate_temporary(ByteCount::mib(29)).expect_err("above what the floor leaves");
+    let memory = manager.allocate_temporary(ByteCount::mib(12)).expect("fits");
+    manager.allocate_temporary(ByteCount::mib(17)).expect_err("16 are left");
     assert_eq!(manager.temporary().used(), memory.len());
 }
 
 #[test]
-fn consumers_of_a_partitioned_manager_may_have_parts_of_their_own() {
-    let manager = start(100, Mode::Partitioned { temporary_pct: 50 });
-    let table = manager.join("table").expect("room");
-    let far = manager.join("far").expect("room");
-    let ceilings = || (table.ceiling(), far.ceiling(), manager.temporary().ceiling());
-    let half = ByteCount::mib(50);
-    assert_eq!(ceilings(), (half, half, half), "two share what is left");
-    table.set_part(Some(30)).expect("50 % are left");
-    assert_eq!(ceilings(), (ByteCount::mib(30), ByteCount::mib(20), half));
-    let late = manager.join("late").expect("room");
-    assert_eq!(late.ceiling(), ByteCount::mib(20));
-    let error = far.set_part(Some(21)).expect_err("101 %");
-    assert!(error.to_string().contains("101 %"), "{error}");
-    assert!(manager.temporary().set_part(Some(10)).is_err(), "the mode says it");
-    far.set_part(Some(20)).expect("100 %");
-    assert_eq!(late.ceiling(), ByteCount::ZERO);
-    manager.set_limit(ByteCount::mib(50)).expect("nothing is charged");
-    assert_eq!(ceilings(), (ByteCount::mib(15), ByteCount::mib(10), ByteCount::mib(25)));
-    table.set_part(None).expect("less than before");
-    assert_eq!(table.ceiling(), ByteCount::mib(15), "70 % are others'");
-}
-
-#[test]
-fn what_is_above_a_part_is_reclaimed() {
-    let manager = start(64, Mode::Partitioned { temporary_pct: 50 });
-    let cache = cache(&manager, Effort::Clean, ByteCount::mib(30));
-    cache.account.set_part(Some(10)).expect("50 % are left");
-    let part = cache.account.ceiling();
-    let began = std::time::Instant::now();
-    while cache.account.used() > part && began.elapsed().as_secs() < 30 {
-        std::thread::sleep(std::time::Duration::from_millis(5));
-    }
-    assert!(cache.account.used() <= part, "{:?}", manager.stats());
-}
-
-#[test]
 fn a_limit_below_what_is_pinned_is_refused_and_the_old_one_stays() {
-    let manager = start(64, Mode::Cooperative);
+    let manager = start(64);
     let pinned = manager.join("pinned").expect("room");
     manager.charge(&pinned, ByteCount::mib(20)).expect("fits");
     let _cache = cache(&manager, Effort::Clean, ByteCount::mib(30));
@@ -212,7 +149,7 @@ unsafe impl Spill for Elsewhere {
 
 #[test]
 fn what_does_not_fit_spills_and_is_told() {
-    let manager = start(16, Mode::Cooperative);
+    let manager = start(16);
     let told = Arc::new(AtomicU64::new(0));
     let seen = Arc::clone(&told);
     manager
@@ -234,7 +171,7 @@ fn what_does_not_fit_spills_and_is_told() {
 
 #[test]
 fn a_budget_of_a_consumer_is_part_of_the_limit() {
-    let manager = start(16, Mode::Cooperative);
+    let manager = start(16);
     let account = manager.join("region").expect("room");
     let budget = account.budget();
     assert!(budget.try_charge(ByteCount::mib(10)));
@@ -268,7 +205,7 @@ where
 
 #[test]
 fn a_consumer_that_refuses_is_named_with_its_pins_after_the_deadline() {
-    let manager = start(16, Mode::Cooperative);
+    let manager = start(16);
     let (account, _by) = join_with(&manager, "stubborn", |_, _| ByteCount::ZERO);
     manager.charge(&account, ByteCount::mib(12)).expect("fits");
     let small = manager.join("small").expect("room");
@@ -290,7 +227,7 @@ fn broken_reclaimer() -> ByteCount {
 
 #[test]
 fn a_reclaimer_that_panics_is_told_of_and_not_asked_again() {
-    let manager = start(16, Mode::Cooperative);
+    let manager = start(16);
     let broken = Arc::new(AtomicU64::new(0));
     let seen = Arc::clone(&broken);
     let on_pressure = move |event| {
@@ -312,7 +249,7 @@ fn a_reclaimer_that_panics_is_told_of_and_not_asked_again() {
 
 #[test]
 fn a_reclaimer_that_enters_the_manager_fails_at_once_instead_of_waiting_for_itself() {
-    let manager = start(16, Mode::Cooperative);
+    let manager = start(16);
     manager.set_deadline(Duration::from_secs(30));
     let (weak, entered) = (Arc::downgrade(&manager), Arc::new(AtomicU64::new(0)));
     let errors = Arc::clone(&entered);
@@ -332,7 +269,7 @@ fn a_reclaimer_that_enters_the_manager_fails_at_once_instead_of_waiting_for_itse
 
 #[test]
 fn the_callback_may_use_the_manager_because_no_lock_is_held() {
-    let manager = start(16, Mode::Cooperative);
+    let manager = start(16);
     let (weak, called) = (Arc::downgrade(&manager), Arc::new(AtomicU64::new(0)));
     let calls = Arc::clone(&called);
     let on_pressure = move |_| {
@@ -350,7 +287,7 @@ fn the_callback_may_use_the_manager_because_no_lock_is_held() {
 
 #[test]
 fn floors_cannot_promise_more_than_the_limit_and_the_limit_not_less_than_the_floors() {
-    let manager = start(16, Mode::Cooperative);
+    let manager = start(16);
     let (one, other) = (manager.join("one").expect("room"), manager.join("other").expect("room"));
     one.set_floor(ByteCount::mib(10)).expect("below the limit");
     other.set_floor(ByteCount::mib(7)).expect_err("17 of 16");
@@ -365,7 +302,7 @@ fn floors_cannot_promise_more_than_the_limit_and_the_limit_not_less_than_the_flo
 
 #[test]
 fn a_floor_that_is_set_while_a_resize_waits_for_its_turn_is_kept() {
-    let manager = start(64, Mode::Cooperative);
+    let manager = start(64);
     manager.set_deadline(Duration::from_secs(30));
     let keeper = manager.join("keeper").expect("room");
     let (weak, floor) = (Arc::downgrade(&manager), keeper.clone());
@@ -398,7 +335,7 @@ fn a_floor_that_is_set_while_a_resize_waits_for_its_turn_is_kept() {
 
 #[test]
 fn a_ceiling_survives_a_resize_and_what_is_above_it_goes_in_the_background() {
-    let manager = start(64, Mode::Cooperative);
+    let manager = start(64);
     let cache = cache(&manager, Effort::Clean, ByteCount::mib(30));
     cache.account.set_ceiling(ByteCount::mib(10));
     let began = Instant::now();
@@ -428,7 +365,7 @@ impl<F: Fn(ByteCount) + Send + Sync> Reclaim for Told<F> {
 
 #[test]
 fn a_limit_that_changes_while_ceilings_are_applied_holds_for_all() {
-    let manager = start(64, Mode::Cooperative);
+    let manager = start(64);
     let first = manager.join("first").expect("room");
     let last = manager.join("last").expect("room");
     // As soon as the first is told of its ceiling, another thread raises the limit, to its end.
@@ -453,7 +390,7 @@ fn a_limit_that_changes_while_ceilings_are_applied_holds_for_all() {
 
 #[test]
 fn what_a_consumer_leaves_charged_is_free_when_it_has_left() {
-    let manager = start(16, Mode::Cooperative);
+    let manager = start(16);
     let account = manager.join("leaves").expect("room");
     manager.charge(&account, ByteCount::mib(12)).expect("fits");
     let clone = account.clone();
@@ -466,7 +403,7 @@ fn what_a_consumer_leaves_charged_is_free_when_it_has_left() {
 
 #[test]
 fn counted_memory_pushes_others_out() {
-    let manager = start(64, Mode::Cooperative);
+    let manager = start(64);
     let cache = cache(&manager, Effort::Clean, ByteCount::mib(50));
     let library = manager.join("library").expect("room");
     library.set_used(ByteCount::mib(40));
@@ -483,7 +420,7 @@ fn counted_memory_pushes_others_out() {
 
 #[test]
 fn memory_that_two_threads_count_at_once_is_counted_once() {
-    let manager = start(64, Mode::Cooperative);
+    let manager = start(64);
     let library = manager.join("library").expect("room");
     std::thread::scope(|scope| {
         for _ in 0..2 {
@@ -502,7 +439,7 @@ fn memory_that_two_threads_count_at_once_is_counted_once() {
 
 #[test]
 fn an_account_that_is_counted_and_charged_at_once_never_wraps_and_says_so() {
-    let manager = start(64, Mode::Cooperative);
+    let manager = start(64);
     let told = Arc::new(AtomicU64::new(0));
     let count = Arc::clone(&told);
     manager
@@ -545,7 +482,7 @@ fn an_account_that_is_counted_and_charged_at_once_never_wraps_and_says_so() {
 
 #[test]
 fn what_is_counted_without_room_shows_as_held_and_is_told_once() {
-    let manager = start(64, Mode::Cooperative);
+    let manager = start(64);
     let told = Arc::new(AtomicU64::new(0));
     let count = Arc::clone(&told);
     manager
@@ -590,7 +527,7 @@ fn an_excess_is_told_after_a_while_and_again_only_after_it_was_well_below() {
 
 #[test]
 fn too_many_consumers_are_refused() {
-    let manager = start(16, Mode::Cooperative);
+    let manager = start(16);
     let all: Vec<_> = (1..CONSUMERS_MAX).map(|_| manager.join("one").expect("room")).collect();
     let error = manager.join("last").expect_err("temporary memory is one too");
     assert!(matches!(error, Error::TooManyConsumers { most: CONSUMERS_MAX, .. }), "{error}");
@@ -600,7 +537,7 @@ fn too_many_consumers_are_refused() {
 
 #[test]
 fn a_large_claim_is_served_beside_small_ones_that_never_stop() {
-    let manager = start(64, Mode::Cooperative);
+    let manager = start(64);
     manager.set_deadline(Duration::from_secs(60));
     let cache = cache(&manager, Effort::Clean, ByteCount::mib(60));
     let stop = AtomicBool::new(false);

@@ -1,7 +1,7 @@
 //! The buffer pool in a program with another global allocator. No jemalloc is built for it.
 
 use farheap::ByteCount;
-use farheap::manager::{MemoryManager, Mode};
+use farheap::manager::MemoryManager;
 use farheap::pool::PoolConfig;
 use farheap_collections::pool::BTree;
 use std::error::Error;
@@ -10,7 +10,7 @@ use std::error::Error;
 static GLOBAL: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let manager = MemoryManager::start(ByteCount::mib(16), Mode::Cooperative)?;
+    let manager = MemoryManager::start(ByteCount::mib(16))?;
     let path = std::env::temp_dir().join(format!("farheap-beside-{}", std::process::id()));
     let pool = PoolConfig::new().create(&path, ByteCount::mib(64), &manager)?;
     let tree = BTree::create(&pool)?;
