@@ -1022,11 +1022,8 @@ typedef struct farheap_page {
     uint64_t guard[3];
 } farheap_page;
 
-/* Allocates a page, zeroed and held exclusively; a buffer of 2^order consecutive pages, order up
- * to 7, with one guard. FARHEAP_E_STORE_FULL, FARHEAP_E_OUT_OF_MEMORY. */
+/* Allocates a page, zeroed and held exclusively. FARHEAP_E_STORE_FULL, FARHEAP_E_OUT_OF_MEMORY. */
 farheap_status farheap_pool_allocate(farheap_pool *pool, farheap_page *out) FARHEAP_NOEXCEPT;
-farheap_status farheap_pool_allocate_buffer(farheap_pool *pool, uint32_t order,
-                                            farheap_page *out) FARHEAP_NOEXCEPT;
 /* Fixes a page for reading, together with other readers; alone, for changing it. They wait for
  * holders, up to the pool's deadline: FARHEAP_E_LATCH_TIMEOUT. FARHEAP_E_NO_SUCH_PAGE,
  * FARHEAP_E_OUT_OF_MEMORY, FARHEAP_E_IO, FARHEAP_E_CORRUPT_PAGE. */
@@ -1054,18 +1051,10 @@ farheap_status farheap_pool_fix_optimistic(farheap_pool *pool, uint64_t id,
 /* For redo from a log: fixes a page to overwrite all of it, whatever it is, resident or not, damaged,
  * free, or beyond the table's end. It is in use then, zeroed, and held exclusively; what the file has of
  * it is not read. Pages between the table's end and it become free. No other thread should allocate
- * meanwhile. A buffer by its first page and order. FARHEAP_E_LATCH_TIMEOUT, FARHEAP_E_OUT_OF_MEMORY,
- * FARHEAP_E_STORE_FULL; FARHEAP_E_NO_SUCH_PAGE for pages 0 and 1, which are the pool's;
- * FARHEAP_E_BAD_RANGE for a page of a buffer of another order. */
+ * meanwhile. FARHEAP_E_LATCH_TIMEOUT, FARHEAP_E_OUT_OF_MEMORY, FARHEAP_E_STORE_FULL;
+ * FARHEAP_E_NO_SUCH_PAGE for pages 0 and 1, which are the pool's. */
 farheap_status farheap_pool_fix_to_overwrite(farheap_pool *pool, uint64_t id,
                                              farheap_page *out) FARHEAP_NOEXCEPT;
-farheap_status farheap_pool_fix_buffer_to_overwrite(farheap_pool *pool, uint64_t id, uint32_t order,
-                                                    farheap_page *out) FARHEAP_NOEXCEPT;
-/* Fix a buffer by its first page and the order of its allocation. */
-farheap_status farheap_pool_fix_buffer_shared(farheap_pool *pool, uint64_t id, uint32_t order,
-                                              farheap_page *out) FARHEAP_NOEXCEPT;
-farheap_status farheap_pool_fix_buffer_exclusive(farheap_pool *pool, uint64_t id, uint32_t order,
-                                                 farheap_page *out) FARHEAP_NOEXCEPT;
 /* Fixes `count` pages for reading, with one batch of reads, into as many structures; all or none. */
 farheap_status farheap_pool_fix_many(farheap_pool *pool, const uint64_t *ids, size_t count,
                                      farheap_page *out) FARHEAP_NOEXCEPT;

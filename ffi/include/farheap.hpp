@@ -977,10 +977,6 @@ public:
 
     // A page that is in use from now on, zeroed, of payload() bytes.
     exclusive_guard allocate() { return exclusive_guard(get(), farheap_pool_allocate); }
-    // 2^`order` pages in one piece; order is at most 7.
-    exclusive_guard allocate_buffer(std::uint32_t order) {
-        return exclusive_guard(get(), farheap_pool_allocate_buffer, order);
-    }
     shared_guard fix_shared(std::uint64_t id) {
         return shared_guard(get(), farheap_pool_fix_shared, id);
     }
@@ -1000,15 +996,6 @@ public:
     // For redo: a page to overwrite whatever it is, zeroed; in use from now on.
     exclusive_guard fix_to_overwrite(std::uint64_t id) {
         return exclusive_guard(get(), farheap_pool_fix_to_overwrite, id);
-    }
-    exclusive_guard fix_buffer_to_overwrite(std::uint64_t id, std::uint32_t order) {
-        return exclusive_guard(get(), farheap_pool_fix_buffer_to_overwrite, id, order);
-    }
-    shared_guard fix_buffer_shared(std::uint64_t id, std::uint32_t order) {
-        return shared_guard(get(), farheap_pool_fix_buffer_shared, id, order);
-    }
-    exclusive_guard fix_buffer_exclusive(std::uint64_t id, std::uint32_t order) {
-        return exclusive_guard(get(), farheap_pool_fix_buffer_exclusive, id, order);
     }
     // Empty when it would need waiting or I/O.
     std::optional<shared_guard> try_fix_shared(std::uint64_t id) {

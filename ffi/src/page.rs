@@ -229,8 +229,6 @@ macro_rules! fixes {
 
 fixes! {
     farheap_pool_allocate(pool) Ok(pool.allocate()?);
-    farheap_pool_allocate_buffer(pool, order: u32)
-        Ok(pool.allocate_buffer(u8::try_from(order).unwrap_or(u8::MAX))?);
     farheap_pool_fix_shared(pool, id: u64) Ok(pool.fix_shared(PageId(id))?);
     farheap_pool_fix_shared_within(pool, id: u64, deadline_ms: u64)
         Ok(pool.fix_shared_within(PageId(id), Duration::from_millis(deadline_ms))?);
@@ -243,12 +241,6 @@ fixes! {
         pool.try_fix_exclusive(PageId(id)).ok_or_else(would_block);
     farheap_pool_fix_optimistic(pool, id: u64) Ok(pool.fix_optimistic(PageId(id))?);
     farheap_pool_fix_to_overwrite(pool, id: u64) Ok(pool.fix_to_overwrite(PageId(id))?);
-    farheap_pool_fix_buffer_to_overwrite(pool, id: u64, order: u32)
-        Ok(pool.fix_buffer_to_overwrite(PageId(id), u8::try_from(order).unwrap_or(u8::MAX))?);
-    farheap_pool_fix_buffer_shared(pool, id: u64, order: u32)
-        Ok(pool.fix_buffer_shared(PageId(id), u8::try_from(order).unwrap_or(u8::MAX))?);
-    farheap_pool_fix_buffer_exclusive(pool, id: u64, order: u32)
-        Ok(pool.fix_buffer_exclusive(PageId(id), u8::try_from(order).unwrap_or(u8::MAX))?);
 }
 
 #[unsafe(no_mangle)]

@@ -2,109 +2,115 @@
 
 use super::chunk::CHUNK_PAGES;
 use super::frames::Frames;
-use super::free_list::FreeLists;
+use super::free_list::FreeList;
 use super::latch::{HeldWord, Latch};
-use super::multi_page::{make_parts, make_unused};
 use crate::base::error::{Error, Result};
 use crate::base::units::PageId;
+use std::ops::Range;
 
 /// Pages whose space is given back at a time: a thread that allocates them waits for the device meanwhile,
 /// which takes 0.7 ms for 4 MiB on ext4.
 const CUT_MAX: usize = 1024;
 
-/// Allocates a zeroed buffer of 2^`order` pages; it is locked, and its word noted.
+/// Allocates a zeroed page; it is locked, and its word noted.
 ///
 /// # Errors
 /// [`Error::StoreFull`] when the table has reached its capacity, [`Error::OutOfMemory`].
-pub(super) fn allocate(frames: &Frames, order: u8) -> Result<(PageId, HeldWord)> {
-    frames.charge(order)?;
-    let taken = take_page(frames, order);
-    let page = taken.inspect_err(|_| frames.uncharge(order))?;
-    Ok((page, begin_use(frames, page, order)))
+pub(super) fn allocate(frames: &Frames) -> Result<(PageId, HeldWord)> {
+    frames.charge()?;
+    let page = take_page(frames).inspect_err(|_| frames.uncharge())?;
+    Ok((page, begin_use(frames, page)))
 }
 
-/// Brings a buffer of this number into use, zeroed; it is locked, and its word noted.
+/// Brings the page of this number into use, zeroed; it is locked, and its word noted.
 ///
 /// # Errors
-/// As for [`allocate`], and [`Error::BadRange`] when one of its pages is in use.
-pub(super) fn claim(frames: &Frames, first: PageId, order: u8) -> Result<HeldWord> {
-    let room = frames.table.capacity() as u64;
-    let after = first.0.checked_add(1 << order).filter(|after| *after <= room);
-    let after = after.ok_or_else(|| frames.table.full())?;
-    frames.charge(order)?;
-    let taken = take_number(frames, first, order, after);
-    taken.inspect_err(|_| frames.uncharge(order))?;
-    Ok(begin_use(frames, first, order))
+/// As for [`allocate`], and [`Error::BadRange`] when the page is in use.
+pub(super) fn claim(frames: &Frames, page: PageId) -> Result<HeldWord> {
+    if page.as_usize() >= frames.table.capacity() {
+        return Err(frames.table.full());
+    }
+    frames.charge()?;
+    take_number(frames, page).inspect_err(|_| frames.uncharge())?;
+    Ok(begin_use(frames, page))
 }
 
-/// Takes a buffer of this number, which ends before `after`, and locks it. What lies between the
-/// table's end and it becomes free.
-fn take_number(frames: &Frames, first: PageId, order: u8, after: u64) -> Result<()> {
+/// Takes the page of this number, and locks it. What lies between the table's end and it becomes free.
+fn take_number(frames: &Frames, page: PageId) -> Result<()> {
     let table = &frames.table;
+    let after = page.0 + 1;
     loop {
         // Words are charged before they are written.
-        for page in chunks_of(first.0.min(table.end())..after) {
+        for page in chunks_of(page.0.min(table.end())..after) {
             frames.charge_metadata(page)?;
         }
         let mut free = frames.free.lock();
         let end = table.end();
         // The table may have become smaller meanwhile, and given words back.
-        let mut chunks = chunks_of(first.0.min(end)..after);
-        if !chunks.all(|page| frames.chunks.is_charged(page)) {
+        if !chunks_of(page.0.min(end)..after).all(|page| frames.chunks.is_charged(page)) {
             continue;
         }
-        let known = first.0.min(end)..after.min(end);
-        let gap = end..first.0.max(end);
-        if !known.is_empty() && !free.take_range(known.clone()) {
-            return Err(Error::BadRange {
-                reason: "a page of it is in use, or a part of a buffer".into(),
-            });
+        let is_known = page.0 < end;
+        if is_known && !free.take_page(page) {
+            return Err(Error::BadRange { reason: "the page is in use".into() });
         }
+        let gap = end..page.0.max(end);
         let gap_words = table.words(gap.start as usize..gap.end as usize);
-        let is_taken =
-            make_unused(gap_words) && make_parts(table, first, order) && lock_absent(frames, first);
-        if is_taken {
-            // The lowest is to be taken first, when it is allocated.
-            gap.rev().for_each(|page| free.put(0, PageId(page)));
+        if make_unused(gap_words) && lock_absent(frames, page) {
+            free.put_range(gap);
             // Last: a thread that sees the page within the table finds its word locked.
             table.set_end(after.max(end));
             return Ok(());
         }
-        free.put_range(known);
+        if is_known {
+            free.put(page);
+        }
         drop(free);
         std::thread::yield_now();
     }
 }
 
 /// A page of each chunk that a range of pages reaches into.
-fn chunks_of(pages: std::ops::Range<u64>) -> impl Iterator<Item = PageId> {
+fn chunks_of(pages: Range<u64>) -> impl Iterator<Item = PageId> {
     const CHUNK: u64 = CHUNK_PAGES as u64;
     (pages.start / CHUNK..pages.end.div_ceil(CHUNK)).map(|chunk| PageId(chunk * CHUNK))
 }
 
-/// A buffer that was taken and locked, and whose memory is charged, is in use.
-fn begin_use(frames: &Frames, page: PageId, order: u8) -> HeldWord {
-    frames.chunks.note_multi_page(page, order);
+/// Makes words unused that are behind the table's end. `false`: one of them is locked, for the chunk
+/// is frozen, which takes microseconds.
+fn make_unused(words: &[Latch]) -> bool {
+    words.iter().all(|latch| {
+        let seen = latch.load();
+        let is_locked = !seen.is_unused() && latch.try_begin_load(seen);
+        if is_locked {
+            latch.freed();
+        }
+        is_locked || seen.is_unused()
+    })
+}
+
+/// A page that was taken and locked, and whose memory is charged, is in use.
+fn begin_use(frames: &Frames, page: PageId) -> HeldWord {
     let latch = frames.table.word(page);
     // Memory that was dropped, or never touched, is zero.
-    frames.arrive(page, order);
-    latch.loaded(false, 0, order);
+    frames.arrive(page);
+    latch.loaded(false, 0);
     HeldWord::locked(latch.load()).changed()
 }
 
-/// Drops a buffer that is locked and makes its number free.
-pub(super) fn free(frames: &Frames, page: PageId, order: u8) {
+/// Drops a page that is locked and makes its number free.
+pub(super) fn free(frames: &Frames, page: PageId) {
     frames.split_for(page);
-    frames.leave(page, order);
-    frames.table.discard(page, order);
+    frames.leave(page);
+    frames.table.discard(page);
     frames.table.word(page).freed();
-    frames.uncharge(order);
-    frames.free.lock().put(order, page);
+    frames.uncharge();
+    frames.free.lock().put(page);
 }
 
 /// Where the free pages begin that lie before the table's end without a page in use between, and not
 /// before `least`.
-pub(super) fn free_tail(frames: &Frames, free: &FreeLists, least: u64) -> u64 {
+pub(super) fn free_tail(frames: &Frames, free: &FreeList, least: u64) -> u64 {
     let end = frames.table.end();
     // Mostly the last page is in use, and not all free ones have to be looked at.
     let is_used = end <= least || !frames.table.word(PageId(end - 1)).load().is_unused();
@@ -144,28 +150,26 @@ pub(super) fn cut_tail(frames: &Frames, least: u64, mut give_back: impl FnMut(Pa
 }
 
 /// Takes a free page, or a fresh one behind the last, and locks it; its words are charged.
-fn take_page(frames: &Frames, order: u8) -> Result<PageId> {
+fn take_page(frames: &Frames) -> Result<PageId> {
     let table = &frames.table;
     loop {
         let mut free = frames.free.lock();
-        if let Some(page) = free.take(order) {
+        if let Some(page) = free.take() {
             drop(free);
-            return lock_free(frames, page, order);
+            return lock_free(frames, page);
         }
         // Grows under the lock only.
-        let end = table.end();
-        let room = table.capacity() as u64;
-        let after = end.checked_add(1 << order).filter(|after| *after <= room);
-        let after = after.ok_or_else(|| table.full())?;
-        let (first, last) = (PageId(end), PageId(after - 1));
-        if !frames.chunks.is_charged(first) || !frames.chunks.is_charged(last) {
+        let page = PageId(table.end());
+        if page.as_usize() >= table.capacity() {
+            return Err(table.full());
+        }
+        if !frames.chunks.is_charged(page) {
             drop(free);
-            frames.charge_metadata(first)?;
-            frames.charge_metadata(last)?;
-        } else if make_parts(table, first, order) && lock_absent(frames, first) {
+            frames.charge_metadata(page)?;
+        } else if lock_absent(frames, page) {
             // Last: a thread that sees the page within the table finds its word locked.
-            table.set_end(after);
-            return Ok(first);
+            table.set_end(page.0 + 1);
+            return Ok(page);
         } else {
             drop(free);
             std::thread::yield_now();
@@ -174,9 +178,9 @@ fn take_page(frames: &Frames, order: u8) -> Result<PageId> {
 }
 
 /// Locks a page that was in the free list.
-fn lock_free(frames: &Frames, page: PageId, order: u8) -> Result<PageId> {
+fn lock_free(frames: &Frames, page: PageId) -> Result<PageId> {
     if let Err(error) = frames.charge_metadata(page) {
-        frames.free.lock().put(order, page);
+        frames.free.lock().put(page);
         return Err(error);
     }
     while !lock_absent(frames, page) {

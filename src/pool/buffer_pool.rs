@@ -76,7 +76,7 @@ impl BufferPool {
     #[inline]
     #[must_use]
     pub fn payload(&self) -> usize {
-        self.frames.table.payload_bytes(0)
+        self.frames.table.payload_bytes()
     }
 
     /// Page size.
@@ -113,7 +113,7 @@ impl BufferPool {
     }
 
     /// The page in whose memory this address is: that of [`page_address`](Self::page_address), or of a byte
-    /// behind it. It may be free, or the inside of a buffer of several pages. `None` of an address that
+    /// behind it. It may be free. `None` of an address that
     /// is in no page of this table.
     ///
     /// # Examples
@@ -245,7 +245,7 @@ impl BufferPool {
         sorted.sort_unstable();
         sorted.dedup();
         let is_page =
-            |page: &PageId| table.contains(*page, 0) && !table.word(*page).load().is_unused();
+            |page: &PageId| table.contains(*page) && !table.word(*page).load().is_unused();
         if let Some(page) = sorted.iter().find(|page| !is_page(page)) {
             return Err(table.no_such_page(*page));
         }

@@ -9,22 +9,22 @@ const SUM: usize = 8;
 
 /// Whether a page that was read, and that the caller holds locked, has its checksum in the table of
 /// this `identity`. A page of zeros has none: the header names no page that was never written.
-pub(super) fn matches(table: &PageTable, page: PageId, order: u8, identity: u64) -> bool {
+pub(super) fn matches(table: &PageTable, page: PageId, identity: u64) -> bool {
     // SAFETY: within a page that the caller holds locked; aligned to 8.
-    let stored = unsafe { place(table, page, order).read() };
-    stored == sum(table, page, order, identity)
+    let stored = unsafe { place(table, page).read() };
+    stored == sum(table, page, identity)
 }
 
 /// Sets the checksum of a page that the caller is about to write.
-pub(super) fn set(table: &PageTable, page: PageId, order: u8, identity: u64) {
-    let sum = sum(table, page, order, identity);
+pub(super) fn set(table: &PageTable, page: PageId, identity: u64) {
+    let sum = sum(table, page, identity);
     // SAFETY: the sum belongs to the page's only writer, the caller; nobody reads it while the page
     // is resident.
-    unsafe { place(table, page, order).write(sum) };
+    unsafe { place(table, page).write(sum) };
 }
 
-fn sum(table: &PageTable, page: PageId, order: u8, identity: u64) -> u64 {
-    let len = table.buffer_bytes(order) - SUM;
+fn sum(table: &PageTable, page: PageId, identity: u64) -> u64 {
+    let len = table.page_bytes() - SUM;
     // SAFETY: the caller holds the page, so that its payload does not change; the sum itself,
     // which the writer changes, lies behind `len`.
     let bytes = unsafe { std::slice::from_raw_parts(table.ptr(page), len) };
@@ -33,6 +33,6 @@ fn sum(table: &PageTable, page: PageId, order: u8, identity: u64) -> u64 {
     sum.max(1)
 }
 
-fn place(table: &PageTable, page: PageId, order: u8) -> *mut u64 {
-    table.ptr(page).wrapping_add(table.buffer_bytes(order) - SUM).cast()
+fn place(table: &PageTable, page: PageId) -> *mut u64 {
+    table.ptr(page).wrapping_add(table.page_bytes() - SUM).cast()
 }

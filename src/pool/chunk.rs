@@ -2,7 +2,7 @@
 //!
 //! | span | of it | bytes | charged |
 //! |---|---|---|---|
-//! | chunk, 512 pages | words; the kernel's page tables, one for each 2 MiB | 4 KiB; 4 KiB each | while one of its pages is resident or free, or a part of a larger buffer |
+//! | chunk, 512 pages | words; the kernel's page tables, one for each 2 MiB | 4 KiB; 4 KiB each | while one of its pages is resident or free |
 //! | group, 64 chunks | bits of the resident set | 4 KiB | while one of its chunks is |
 //! | group | notes; the kernel's upper tables | [`KEPT_OF_GROUP`], and 512 for each 4 KiB of a page | once |
 //!
@@ -160,15 +160,13 @@ impl Chunks {
         &self.notes[chunk / HUGE_WORDS_CHUNKS * HUGE_WORDS_CHUNKS]
     }
 
-    /// Gives back what a chunk costs, if it is charged and nobody is at it, and no buffer of several pages
-    /// reaches into it, or its pages are all `unused`. `drop_words` looks whether
+    /// Gives back what a chunk costs, if it is charged and nobody is at it. `drop_words` looks whether
     /// none of its words is in use any more and drops them with the page tables; it returns the version
     /// with which they begin next. `drop_bits` drops the bits of pages none of which is resident.
     /// Returns the bytes to uncharge.
     pub(super) fn give_back(
         &self,
         chunk: usize,
-        unused: bool,
         drop_words: impl FnOnce(u64) -> Option<u64>,
         drop_bits: impl FnOnce(Range<usize>) -> bool,
     ) -> ByteCount {
@@ -177,7 +175,7 @@ impl Chunks {
             return ByteCount::ZERO;
         }
         let _changing = self.changing.lock();
-        if !note.begin_drop(unused) {
+        if !note.begin_drop() {
             return ByteCount::ZERO;
         }
         let Some(first_version) = drop_words(note.first_version()) else {
@@ -193,20 +191,6 @@ impl Chunks {
         let bytes = (KERNEL_PAGE + tables + bits) as u64;
         self.metadata.fetch_sub(bytes, Ordering::Relaxed);
         ByteCount(bytes)
-    }
-
-    /// Keeps the chunks into which a buffer of several pages is about to reach from being frozen.
-    pub(super) fn note_multi_page(&self, page: PageId, order: u8) {
-        if order == 0 {
-            return;
-        }
-        let (first, last) = (page.as_usize(), page.as_usize() + (1 << order) - 1);
-        for note in &self.notes[first / CHUNK_PAGES..=last / CHUNK_PAGES] {
-            // What froze the chunk before is done in microseconds.
-            while !note.note_multi_page() {
-                std::thread::yield_now();
-            }
-        }
     }
 
     /// As [`ChunkNote::try_freeze`].
@@ -304,13 +288,11 @@ mod tests {
         let second = charge(&chunks, other);
         let tables = if chunks.frees_tables { KERNEL_PAGE as u64 } else { 0 };
         let chunk_bytes = KERNEL_PAGE as u64 + tables;
-        let none =
-            chunks.give_back(1, false, |_| None, |_| panic!("another chunk of the group is used"));
+        let none = chunks.give_back(1, |_| None, |_| panic!("another chunk of the group is used"));
         assert_eq!((none, chunks.is_charged(PAGE)), (ByteCount::ZERO, true), "a word is in use");
-        let given = chunks.give_back(1, false, |first| Some(first + 9), |_| panic!("as above"));
+        let given = chunks.give_back(1, |first| Some(first + 9), |_| panic!("as above"));
         assert_eq!((given.0, chunks.is_charged(PAGE)), (chunk_bytes, false));
-        let given =
-            chunks.give_back(2, false, |first| Some(first + 1), |pages| pages == (0..64 * 512));
+        let given = chunks.give_back(2, |first| Some(first + 1), |pages| pages == (0..64 * 512));
         assert_eq!(given.0, chunk_bytes + KERNEL_PAGE as u64);
         assert_eq!(chunks.metadata().0, all + second - given.0 - chunk_bytes);
         let begun = Cell::new((0..0, 0));
@@ -320,17 +302,12 @@ mod tests {
     }
 
     #[test]
-    fn a_chunk_is_frozen_by_one_thread_and_never_with_a_buffer_of_several_pages() {
+    fn a_chunk_is_frozen_by_one_thread_and_only_with_words() {
         let chunks = chunks(false);
         assert!(!chunks.try_freeze(1), "without words");
         assert!(freezable(&chunks, 1) && !chunks.try_freeze(1) && freezable(&chunks, 2));
         chunks.unfreeze(1);
-        // Two chunks that a buffer of eight pages reaches into.
-        chunks.unfreeze(2);
-        chunks.note_multi_page(PageId(2 * CHUNK_PAGES as u64 - 4), 3);
-        assert!(!freezable(&chunks, 1) && !freezable(&chunks, 2) && freezable(&chunks, 3));
-        chunks.note_multi_page(PageId(4 * CHUNK_PAGES as u64), 0);
-        assert!(freezable(&chunks, 4), "a single page is said by its word");
+        assert!(freezable(&chunks, 1));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The note of one chunk: 512 pages, whose words share one kernel page.
 //!
 //! ```text
-//! 63..27 first version | 26..8 threads that entered | 6 kept | 5 tables | 4 huge | 3 frozen | 2 multi-page
+//! 63..27 first version | 26..8 threads that entered | 5 kept | 4 tables | 3 huge | 2 frozen
 //!     | 1 huge page of words charged | 0 charged
 //!
 //!   not charged --begin_use--> charged, 1 within --leave--> charged <--enter, leave--> charged, n within
@@ -10,8 +10,7 @@
 //!                                  '------ undo_drop ----> charged
 //! ```
 //! `charged`: the chunk's words are within the limit. `tables`: its page tables are. `kept`: what is
-//! charged once and stays. `multi-page`: a buffer of several pages reaches into the chunk, so that its
-//! words do not say which of its memory is in use. `frozen`: one thread changes the memory of the chunk
+//! charged once and stays. `frozen`: one thread changes the memory of the chunk
 //! as a whole: it moves it away, drops it with absent neighbours, collapses it, or gives the words back.
 //! `huge`: all its memory lies in one huge page.
 //!
@@ -21,8 +20,7 @@
 //! a page before does not take the page that is there now for it.
 //!
 //! # Invariants
-//! 1. A chunk is never `multi-page` and frozen by a thread that froze it later.
-//! 2. Words are given back only while the chunk is frozen and not charged, all of them are absent,
+//! 1. Words are given back only while the chunk is frozen and not charged, all of them are absent,
 //!    and nobody is within.
 #![expect(unsafe_code, reason = "an atomic word is valid when zero")]
 
@@ -32,11 +30,10 @@ use crate::base::sync::{AtomicU64, Ordering};
 const CHARGED: u64 = 1;
 /// In the first chunk of a huge page of words.
 const HUGE_WORDS_CHARGED: u64 = 1 << 1;
-const MULTI_PAGE: u64 = 1 << 2;
-const FROZEN: u64 = 1 << 3;
-const HUGE: u64 = 1 << 4;
-const TABLES: u64 = 1 << 5;
-const KEPT: u64 = 1 << 6;
+const FROZEN: u64 = 1 << 2;
+const HUGE: u64 = 1 << 3;
+const TABLES: u64 = 1 << 4;
+const KEPT: u64 = 1 << 5;
 const ENTERED_ONCE: u64 = 1 << 8;
 const ENTERED_MASK: u64 = 0x7FFFF * ENTERED_ONCE;
 /// Above, as many bits as a version has in a page's word.
@@ -111,13 +108,10 @@ impl ChunkNote {
     }
 
     /// Begins to give the words back, if nobody is within and nothing else is done to the chunk. Then
-    /// nobody enters before the end. `unused`: none of its pages is in use, so that no buffer reaches into
-    /// it any more.
-    pub(crate) fn begin_drop(&self, unused: bool) -> bool {
+    /// nobody enters before the end.
+    pub(crate) fn begin_drop(&self) -> bool {
         let seen = self.0.load(Ordering::Relaxed);
-        let multi_page = if unused { 0 } else { MULTI_PAGE };
-        let is_open =
-            seen & CHARGED != 0 && seen & (ENTERED_MASK | multi_page | FROZEN | HUGE) == 0;
+        let is_open = seen & CHARGED != 0 && seen & (ENTERED_MASK | FROZEN | HUGE) == 0;
         let dropping = seen ^ (CHARGED | FROZEN);
         // Acquire: pairs with the release of the last that left.
         is_open
@@ -147,18 +141,11 @@ impl ChunkNote {
         self.has(HUGE_WORDS_CHARGED)
     }
 
-    /// Notes that a buffer of several pages reaches into the chunk. `false`: the chunk is frozen, and
-    /// the caller has to wait until it is not.
-    pub(crate) fn note_multi_page(&self) -> bool {
-        self.0.fetch_or(MULTI_PAGE, Ordering::AcqRel) & FROZEN == 0
-    }
-
-    /// Reserves the chunk's memory for one change of all of it; `false` while another thread does so,
-    /// when a buffer of several pages reaches into it, or when it has no words.
+    /// Reserves the chunk's memory for one change of all of it; `false` while another thread does so, or
+    /// when it has no words.
     pub(crate) fn try_freeze(&self) -> bool {
         let seen = self.0.load(Ordering::Acquire);
-        // Pairs with `note_multi_page`: the second of the two sees the other's bit.
-        seen & (MULTI_PAGE | FROZEN | CHARGED) == CHARGED
+        seen & (FROZEN | CHARGED) == CHARGED
             && self
                 .0
                 .compare_exchange(seen, seen | FROZEN, Ordering::AcqRel, Ordering::Relaxed)
@@ -197,25 +184,25 @@ mod tests {
     #[test]
     fn a_chunk_is_dropped_only_when_nobody_is_within_and_nothing_else_is_done_to_it() {
         let note = ChunkNote::default();
-        assert!(note.enter().is_none() && !note.begin_drop(false) && !note.try_freeze());
+        assert!(note.enter().is_none() && !note.begin_drop() && !note.try_freeze());
         let within = note.begin_use();
         let other = note.enter().expect("charged");
         drop(within);
-        assert!(!note.begin_drop(false), "another is within");
+        assert!(!note.begin_drop(), "another is within");
         drop(other);
-        assert!(note.try_freeze() && !note.begin_drop(false), "frozen");
+        assert!(note.try_freeze() && !note.begin_drop(), "frozen");
         note.unfreeze();
         note.set_huge();
-        assert!(!note.begin_drop(false), "huge");
-        assert!(note.end_huge() && note.begin_drop(false));
-        assert!(note.enter().is_none() && !note.try_freeze() && !note.begin_drop(false));
+        assert!(!note.begin_drop(), "huge");
+        assert!(note.end_huge() && note.begin_drop());
+        assert!(note.enter().is_none() && !note.try_freeze() && !note.begin_drop());
         note.undo_drop();
-        assert!(note.is_charged() && note.begin_drop(false));
+        assert!(note.is_charged() && note.begin_drop());
         note.end_drop(7, false);
         assert_eq!((note.first_version(), note.is_charged(), note.has_tables()), (7, false, false));
         assert!(note.is_kept());
         drop(note.begin_use());
-        assert!(note.note_multi_page() && !note.begin_drop(false), "a buffer of several pages");
+        assert!(note.begin_drop());
     }
 }
 
@@ -265,7 +252,7 @@ mod model {
     fn give_back(shared: &Shared, unused: bool) {
         let chunk = &shared.chunk;
         let _changing = chunk.changing.lock().expect("no panic");
-        if !chunk.note.begin_drop(unused) {
+        if !chunk.note.begin_drop() {
             return;
         }
         let is_droppable = |word: LatchWord| word.is_droppable() || unused && word.is_unused();
@@ -287,7 +274,7 @@ mod model {
         let is_locked = latch.try_begin_load(latch.load());
         drop(entered);
         if is_locked {
-            latch.loaded(false, 0, 0);
+            latch.loaded(false, 0);
             latch.unlock(false);
         }
         is_locked
@@ -343,7 +330,7 @@ mod model {
                     let was = latch.load();
                     if was.is_absent() && !was.is_unused() && latch.try_begin_load(was) {
                         if shared.content.load(Ordering::Acquire) > 1 {
-                            latch.loaded(false, 0, 0);
+                            latch.loaded(false, 0);
                             latch.unlock(false);
                         } else {
                             latch.abort_load();

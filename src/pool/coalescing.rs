@@ -6,8 +6,8 @@
 //! absent pages between them leave as one range.
 //!
 //! # Invariants
-//! 1. A page between two victims of one range is absent and locked by the thread that drops, and no
-//!    buffer of several pages, whose word may lie elsewhere, reaches into its chunk, which is frozen.
+//! 1. A page between two victims of one range is absent and locked by the thread that drops, and its
+//!    chunk is frozen.
 
 use super::chunk::CHUNK_PAGES;
 use super::fixed_vec::FixedVec;

@@ -184,15 +184,13 @@ impl Evictor {
             return 0;
         }
         let mut pieces: FixedVec<Piece, BATCH_MAX> = FixedVec::new(Piece::new(0, 0));
-        let mut bytes = 0;
+        let len = frames.table.page_bytes();
         let mut gaps = Gaps::new();
         // One past the page before.
         let mut after = usize::MAX;
         for page in pages {
-            let order = frames.table.word(*page).load().order();
-            frames.leave(*page, order);
-            let (start, len) = (frames.table.ptr(*page).addr(), frames.table.buffer_bytes(order));
-            bytes += len as u64;
+            frames.leave(*page);
+            let start = frames.table.ptr(*page).addr();
             match pieces.last_mut() {
                 Some(last) if last.start() + last.len() == start => last.grow(len),
                 Some(last) if self.batches() && gaps.lock(frames, after, page.as_usize()) => {
@@ -200,7 +198,7 @@ impl Evictor {
                 }
                 _ => pieces.push(Piece::new(start, len)),
             }
-            after = page.as_usize() + (1 << order);
+            after = page.as_usize() + 1;
         }
         // SAFETY: this thread holds the pages locked and their contents are on the device; what lies
         // between them within a range is absent and locked, too (`coalescing`).
@@ -211,6 +209,7 @@ impl Evictor {
         }
         gaps.unlock(frames);
         frames.resident.depart(pages.len());
+        let bytes = (pages.len() * len) as u64;
         frames.account.uncharge(ByteCount(bytes));
         bytes + give_back_around(frames, pages)
     }

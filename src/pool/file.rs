@@ -238,22 +238,22 @@ impl TableFile {
     ///
     /// # Errors
     /// [`Error::Io`], also when the store panics; [`Error::CorruptPage`].
-    pub(super) fn read_now(&self, table: &PageTable, page: PageId, order: u8) -> Result<()> {
-        let (ptr, len, offset) = (table.ptr(page), table.buffer_bytes(order), table.offset(page));
+    pub(super) fn read_now(&self, table: &PageTable, page: PageId) -> Result<()> {
+        let (ptr, len, offset) = (table.ptr(page), table.page_bytes(), table.offset(page));
         // SAFETY: the caller holds the page locked, so the memory is its own, and nobody writes
         // the page's place in the file.
         let read = survived(|| unsafe { self.store.read_now(offset, ptr, len) });
         let len = len as u64;
         read.unwrap_or_else(|| Err(self.failed("read", offset, len)))?;
-        self.check(table, page, order)
+        self.check(table, page)
     }
 
     /// Compares the checksum of a locked page that was read.
     ///
     /// # Errors
     /// [`Error::CorruptPage`].
-    pub(super) fn check(&self, table: &PageTable, page: PageId, order: u8) -> Result<()> {
-        let is_whole = !self.checksum || checksum::matches(table, page, order, self.identity());
+    pub(super) fn check(&self, table: &PageTable, page: PageId) -> Result<()> {
+        let is_whole = !self.checksum || checksum::matches(table, page, self.identity());
         if is_whole {
             Ok(())
         } else {
@@ -262,9 +262,9 @@ impl TableFile {
     }
 
     /// Sets the checksum of a page that the caller is about to write, if pages have one.
-    pub(super) fn seal(&self, table: &PageTable, page: PageId, order: u8) {
+    pub(super) fn seal(&self, table: &PageTable, page: PageId) {
         if self.checksum {
-            checksum::set(table, page, order, self.identity());
+            checksum::set(table, page, self.identity());
         }
     }
 }

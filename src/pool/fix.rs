@@ -4,11 +4,12 @@ use super::allocate;
 use super::backoff::Backoff;
 use super::buffer_pool::BufferPool;
 use super::guard::{ExclusiveGuard, Held, OptimisticGuard, PageVersion, SharedGuard};
-use super::latch::{HeldWord, Latch, LatchWord, ORDER_MAX};
+use super::latch::{HeldWord, Latch, LatchWord};
 use super::page_table::PageTable;
-use crate::base::error::{Error, Result};
+#[cfg(doc)]
+use crate::base::error::Error;
+use crate::base::error::Result;
 use crate::base::units::PageId;
-use std::borrow::Cow;
 use std::time::Duration;
 
 /// Optimistic attempts before a read takes a shared latch.
@@ -131,7 +132,6 @@ impl BufferPool {
     fn hold<H: Hold>(
         &self,
         page: PageId,
-        order: u8,
         deadline: Option<Duration>,
     ) -> Result<(&Latch, HeldWord)> {
         if let Some(latch) = H::get(&self.frames.table, page) {
@@ -140,7 +140,7 @@ impl BufferPool {
                 return Ok((latch, HeldWord::seen(seen)));
             }
         }
-        self.hold_slowly::<H>(page, order, deadline)
+        self.hold_slowly::<H>(page, deadline)
     }
 
     /// Without a deadline, the pool's.
@@ -149,7 +149,6 @@ impl BufferPool {
     fn hold_slowly<H: Hold>(
         &self,
         page: PageId,
-        order: u8,
         deadline: Option<Duration>,
     ) -> Result<(&Latch, HeldWord)> {
         let Some(latch) = H::get(&self.frames.table, page) else {
@@ -165,7 +164,7 @@ impl BufferPool {
                 return Ok((latch, H::held_word(latch)));
             }
             if seen.is_absent() {
-                if self.loader.load(&self.frames, page, seen, order)? {
+                if self.loader.load(&self.frames, page, seen)? {
                     H::after_load(latch);
                     return Ok((latch, H::held_word(latch)));
                 }
@@ -197,7 +196,7 @@ impl BufferPool {
     /// fixed, [`Error::Io`] and [`Error::CorruptPage`].
     #[inline]
     pub fn fix_shared(&self, page: PageId) -> Result<SharedGuard<'_>> {
-        let (latch, word) = self.hold::<Shared>(page, 0, None)?;
+        let (latch, word) = self.hold::<Shared>(page, None)?;
         Ok(SharedGuard(Held::new(&self.frames, latch, word)))
     }
 
@@ -207,7 +206,7 @@ impl BufferPool {
     /// As there.
     #[inline]
     pub fn fix_shared_within(&self, page: PageId, deadline: Duration) -> Result<SharedGuard<'_>> {
-        let (latch, word) = self.hold::<Shared>(page, 0, Some(deadline))?;
+        let (latch, word) = self.hold::<Shared>(page, Some(deadline))?;
         Ok(SharedGuard(Held::new(&self.frames, latch, word)))
     }
 
@@ -217,7 +216,7 @@ impl BufferPool {
     /// As for [`fix_shared`](Self::fix_shared).
     #[inline]
     pub fn fix_exclusive(&self, page: PageId) -> Result<ExclusiveGuard<'_>> {
-        let (latch, word) = self.hold::<Exclusive>(page, 0, None)?;
+        let (latch, word) = self.hold::<Exclusive>(page, None)?;
         Ok(ExclusiveGuard(Held::new(&self.frames, latch, word)))
     }
 
@@ -231,7 +230,7 @@ impl BufferPool {
         page: PageId,
         deadline: Duration,
     ) -> Result<ExclusiveGuard<'_>> {
-        let (latch, word) = self.hold::<Exclusive>(page, 0, Some(deadline))?;
+        let (latch, word) = self.hold::<Exclusive>(page, Some(deadline))?;
         Ok(ExclusiveGuard(Held::new(&self.frames, latch, word)))
     }
 
@@ -293,7 +292,7 @@ impl BufferPool {
                 return Ok(seen);
             }
             if seen.is_absent() {
-                if self.loader.load(&self.frames, page, seen, 0)? {
+                if self.loader.load(&self.frames, page, seen)? {
                     latch.unlock(false);
                 }
             } else if !backoff.wait() {
@@ -352,54 +351,9 @@ impl BufferPool {
     /// # Errors
     /// [`Error::StoreFull`] when the table has reached its capacity, [`Error::OutOfMemory`].
     pub fn allocate(&self) -> Result<ExclusiveGuard<'_>> {
-        self.allocate_buffer(0)
-    }
-
-    /// Allocates a buffer of 2^`order` consecutive pages, zeroed, under one latch: that of its
-    /// first page, whose number names it.
-    ///
-    /// # Errors
-    /// [`Error::StoreFull`], [`Error::OutOfMemory`]; [`Error::BadRange`] for an order above 7.
-    pub fn allocate_buffer(&self, order: u8) -> Result<ExclusiveGuard<'_>> {
-        check_order(order)?;
         self.frames.table.check_changeable()?;
-        let (page, word) = allocate::allocate(&self.frames, order)?;
+        let (page, word) = allocate::allocate(&self.frames)?;
         let latch = self.frames.table.word(page);
         Ok(ExclusiveGuard(Held::new(&self.frames, latch, word)))
-    }
-
-    /// Fixes a buffer of 2^`order` pages for reading; the order is that of its allocation.
-    ///
-    /// # Errors
-    /// As for [`fix_shared`](Self::fix_shared); [`Error::BadRange`] when it has another order. The
-    /// table file does not know orders: of a buffer that this pool has not had resident, the checksum
-    /// tells, as [`Error::CorruptPage`].
-    pub fn fix_buffer_shared(&self, first: PageId, order: u8) -> Result<SharedGuard<'_>> {
-        check_order(order)?;
-        let (latch, word) = self.hold::<Shared>(first, order, None)?;
-        let guard = SharedGuard(Held::new(&self.frames, latch, word));
-        if word.order() == order { Ok(guard) } else { Err(WRONG_ORDER) }
-    }
-
-    /// Fixes a buffer of 2^`order` pages for changing it.
-    ///
-    /// # Errors
-    /// As for [`fix_buffer_shared`](Self::fix_buffer_shared).
-    pub fn fix_buffer_exclusive(&self, first: PageId, order: u8) -> Result<ExclusiveGuard<'_>> {
-        check_order(order)?;
-        let (latch, word) = self.hold::<Exclusive>(first, order, None)?;
-        let guard = ExclusiveGuard(Held::new(&self.frames, latch, word));
-        if word.order() == order { Ok(guard) } else { Err(WRONG_ORDER) }
-    }
-}
-
-pub(super) const WRONG_ORDER: Error =
-    Error::BadRange { reason: Cow::Borrowed("the buffer has another order") };
-
-pub(super) fn check_order(order: u8) -> Result<()> {
-    if order <= ORDER_MAX {
-        Ok(())
-    } else {
-        Err(Error::BadRange { reason: "a buffer has at most 128 pages".into() })
     }
 }

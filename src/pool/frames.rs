@@ -19,7 +19,7 @@ use super::account::PoolAccount;
 use super::backoff::Backoff;
 use super::chunk::{CHUNK_PAGES, Chunks};
 use super::chunk_note::Entered;
-use super::free_list::FreeLists;
+use super::free_list::FreeList;
 use super::latch::{Latch, LatchWord};
 use super::page_table::{PageShape, PageTable};
 use super::replacement::Replacement;
@@ -52,7 +52,7 @@ pub(super) struct Frames {
     pub(super) chunks: Chunks,
     pub(super) resident: ResidentSet,
     pub(super) account: PoolAccount,
-    pub(super) free: Ranked<FreeLists>,
+    pub(super) free: Ranked<FreeList>,
     /// How long a fix waits for a latch.
     deadline: Duration,
 }
@@ -88,7 +88,7 @@ impl Frames {
             chunks: Chunks::new(pages, table.page_bytes(), huge_words)?,
             resident: ResidentSet::new(pages, policy, account.clock())?,
             account,
-            free: Ranked::new(Rank::Space, FreeLists::default()),
+            free: Ranked::new(Rank::Space, FreeList::default()),
             table,
             deadline,
         })
@@ -99,20 +99,16 @@ impl Frames {
         Backoff::new(self.deadline)
     }
 
-    fn bytes(&self, order: u8) -> ByteCount {
-        ByteCount(self.table.buffer_bytes(order) as u64)
-    }
-
-    /// Charges the memory of a buffer.
+    /// Charges the memory of a page.
     ///
     /// # Errors
     /// As for [`MemoryManager::charge`].
-    pub(super) fn charge(&self, order: u8) -> Result<()> {
-        self.account.charge(self.bytes(order))
+    pub(super) fn charge(&self) -> Result<()> {
+        self.account.charge(self.table.page_size())
     }
 
-    pub(super) fn uncharge(&self, order: u8) {
-        self.account.uncharge(self.bytes(order));
+    pub(super) fn uncharge(&self) {
+        self.account.uncharge(self.table.page_size());
     }
 
     /// Charges the words and page tables around a page, whose word keeps them: it is behind the table's
@@ -135,34 +131,25 @@ impl Frames {
         })
     }
 
-    /// Charges a buffer and the metadata around its pages, and keeps its chunks from being frozen:
-    /// all that must be before it is locked in order to have memory. Its words stay until the page is
-    /// locked and what is returned dropped.
+    /// Charges a page and the metadata around it: all that must be before it is locked in order to have
+    /// memory. Its word stays until the page is locked and what is returned dropped.
     ///
     /// # Errors
     /// That of `charge`; nothing is charged but metadata then.
     pub(super) fn charge_all<E>(
         &self,
         page: PageId,
-        order: u8,
         charge: impl Fn(ByteCount) -> std::result::Result<(), E>,
     ) -> std::result::Result<Entered<'_>, E> {
-        charge(self.bytes(order))?;
-        let last = PageId(page.0 + (1 << order) - 1);
-        let entered = self.enter(page, &charge).and_then(|first| {
-            // Its chunk is never given back from here on, if it is another.
-            let _last = self.enter(last, &charge)?;
-            self.chunks.note_multi_page(page, order);
-            Ok(first)
-        });
-        entered.inspect_err(|_| {
-            self.uncharge(order);
+        charge(self.table.page_size())?;
+        self.enter(page, &charge).inspect_err(|_| {
+            self.uncharge();
             self.give_back_around(page);
         })
     }
 
-    /// Gives back what the chunk of a page costs, if it is whole, if no page of it is resident, free, or a
-    /// part of a larger buffer, and if all chunks together cost enough. Returns how many bytes that were.
+    /// Gives back what the chunk of a page costs, if it is whole, if no page of it is resident or free, and
+    /// if all chunks together cost enough. Returns how many bytes that were.
     pub(super) fn give_back_around(&self, page: PageId) -> u64 {
         let share = KEPT_SHARE * self.account.tables();
         let kept = ByteCount(self.account.account().ceiling().0 / share);
@@ -182,15 +169,14 @@ impl Frames {
     /// Gives back what the chunks behind the table's end cost, up to `end`, where it was before. The
     /// caller holds the lock of the free pages, so that the table does not grow meanwhile. However little
     /// it is: what the table lost has been given back on the device too, which took longer.
-    pub(super) fn give_back_behind(&self, end: u64, _free: &FreeLists) {
+    pub(super) fn give_back_behind(&self, end: u64, _free: &FreeList) {
         let first = (self.table.end() as usize).div_ceil(CHUNK_PAGES);
         for chunk in first..(end as usize).div_ceil(CHUNK_PAGES) {
             self.give_back(chunk, true);
         }
     }
 
-    /// Gives back what a chunk costs, if no page of it is resident or a part of a larger buffer, nor free,
-    /// unless all are `unused`. Returns how many bytes that were.
+    /// Gives back what a chunk costs, if no page of it is resident, nor free, unless all are `unused`. Returns how many bytes that were.
     fn give_back(&self, chunk: usize, unused: bool) -> u64 {
         let pages = chunk * CHUNK_PAGES..self.table.capacity().min((chunk + 1) * CHUNK_PAGES);
         let drop_words = |first_version| {
@@ -206,7 +192,7 @@ impl Frames {
         // SAFETY: a thread enters the chunk of a page before it brings that in, and no chunk is charged
         // while this runs.
         let drop_bits = |pages| unsafe { self.resident.drop_bits(pages) };
-        let bytes = self.chunks.give_back(chunk, unused, drop_words, drop_bits);
+        let bytes = self.chunks.give_back(chunk, drop_words, drop_bits);
         self.account.uncharge(bytes);
         bytes.0
     }
@@ -219,13 +205,13 @@ impl Frames {
     }
 
     /// Adds a locked page, whose memory is charged, to the resident set.
-    pub(super) fn arrive(&self, page: PageId, order: u8) {
-        self.resident.insert(page, self.table.buffer_bytes(order));
+    pub(super) fn arrive(&self, page: PageId) {
+        self.resident.insert(page, self.table.page_bytes());
     }
 
     /// Removes a locked page from the resident set; its memory is still there.
-    pub(super) fn leave(&self, page: PageId, order: u8) {
-        self.resident.remove(page, self.table.buffer_bytes(order));
+    pub(super) fn leave(&self, page: PageId) {
+        self.resident.remove(page, self.table.page_bytes());
     }
 
     /// Pages that fit into the pool at most.
@@ -373,7 +359,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "opens a file")]
-    fn free_pages_and_parts_of_buffers_keep_their_words() {
+    fn free_pages_keep_their_words() {
         let manager = MemoryManager::start(ByteCount::mib(8)).expect("manager");
         let store = Arc::new(crate::store::MemStore::new(ByteCount::mib(48)).expect("store"));
         let config = PoolConfig::new().cleaner(false).huge_frames(false);
@@ -382,15 +368,12 @@ mod tests {
             (0..20 * CHUNK_PAGES).map(|_| pool.allocate().expect("page").id()).collect();
         let freed = pages[CHUNK_PAGES + 7];
         pool.fix_exclusive(freed).expect("page").free();
-        let buffer = pool.allocate_buffer(3).expect("buffer").id();
         pool.evict_all().expect("evicted");
         let charged = |page: PageId| pool.frames.chunks.is_charged(page);
-        assert!(charged(freed) && charged(buffer));
+        assert!(charged(freed));
         let mut others = (2..20).map(|chunk| pages[chunk * CHUNK_PAGES + 7]);
-        assert!(others.any(|page| !charged(page)), "all of its pages are single and in use");
+        assert!(others.any(|page| !charged(page)), "all of its pages are in use");
         assert!(pool.fix_shared(freed).is_err(), "free as before");
-        assert!(pool.fix_shared(PageId(buffer.0 + 1)).is_err(), "a part of a buffer");
-        assert_eq!(pool.fix_buffer_shared(buffer, 3).expect("buffer").id(), buffer);
         assert_eq!(pool.allocate().expect("page").id(), freed);
     }
 }

@@ -4,7 +4,7 @@
 //! at the end of the header's words:   free count 8 | next 8 | sum 8 | free page numbers ...
 //! free pages:                         free count 8 | next 8 | sum 8 | free page numbers ...
 //! ```
-//! How a free page is named: `free_list`. The chain runs through free pages, which hold nothing
+//! The chain runs through free pages, which hold nothing
 //! else at the time of a flush; `next` is 0 at its end. `sum` is over all else of the page and the
 //! sum before it in the chain, so that it is over the header's generation too. A page of the chain
 //! that was used again before a crash has another sum, and ends the chain. What no longer finds a
@@ -13,7 +13,6 @@
 
 use super::file::TableFile;
 use super::frames::Frames;
-use super::free_list::FreeBuffer;
 use crate::base::error::Result;
 use crate::base::units::PageId;
 use crate::store::{Op, Segment};
@@ -32,7 +31,7 @@ pub(super) fn write(
     frames: &Frames,
     head: &mut PageBuffer,
     at: usize,
-    free: &[FreeBuffer],
+    free: &[u64],
     last: &[PageId],
 ) -> Result<Vec<PageId>> {
     let mut part = Part::fill(frames, head, at, free, last, 0);
@@ -56,7 +55,7 @@ pub(super) fn write(
 struct Part<'f> {
     /// The next page, locked.
     next: Option<PageId>,
-    rest: &'f [FreeBuffer],
+    rest: &'f [u64],
     sum: u64,
 }
 
@@ -66,7 +65,7 @@ impl<'f> Part<'f> {
         frames: &Frames,
         buffer: &mut PageBuffer,
         at: usize,
-        free: &'f [FreeBuffer],
+        free: &'f [u64],
         last: &[PageId],
         before: u64,
     ) -> Part<'f> {
@@ -76,8 +75,7 @@ impl<'f> Part<'f> {
         let next = if rest.is_empty() { None } else { lock_page(frames, here, last) };
         words[at] = here.len() as u64;
         words[at + 1] = next.unwrap_or(PageId(0)).0;
-        let entries = words[at + HEAD_WORDS..].iter_mut();
-        entries.zip(here).for_each(|(entry, free)| *entry = free.0);
+        words[at + HEAD_WORDS..][..here.len()].copy_from_slice(here);
         let sum = sum(words, at, before);
         words[at + 2] = sum;
         Part { next, rest, sum }
@@ -108,13 +106,16 @@ pub(super) fn read(
         let (count, next, sum_here) = (words[at] as usize, words[at + 1], words[at + 2]);
         let entries = words[at + HEAD_WORDS..].get(..count);
         for entry in entries.ok_or_else(|| refused("has a damaged free list"))? {
-            let free = FreeBuffer(*entry);
-            let order = free.order().filter(|order| frames.table.contains(free.page(), *order));
-            let order = order.ok_or_else(|| refused("has a damaged free list"))?;
+            let page = PageId(*entry);
+            if !frames.table.contains(page) {
+                return Err(refused("has a damaged free list"));
+            }
             // Words that say something are within the limit.
-            frames.charge_metadata(free.page())?;
-            frames.charge_metadata(PageId(free.page().0 + (1 << order) - 1))?;
-            mark_free(frames, free.page(), order).map_err(refused)?;
+            frames.charge_metadata(page)?;
+            if !frames.free.lock().put(page) {
+                return Err(refused("has a free list that names a page twice"));
+            }
+            frames.table.word(page).mark_unused();
         }
         if next == 0 || next >= end {
             return Ok(chain);
@@ -149,31 +150,15 @@ pub(super) fn transfer(
 
 /// A free page to hold the rest of the chain, locked: a thread that allocates it waits until it is
 /// written, so that the chain never lies over a page's own content.
-fn lock_page(frames: &Frames, here: &[FreeBuffer], last: &[PageId]) -> Option<PageId> {
+fn lock_page(frames: &Frames, here: &[u64], last: &[PageId]) -> Option<PageId> {
     let is_locked = |page: &PageId| {
         let latch = frames.table.word(*page);
         let seen = latch.load();
         seen.is_unused() && latch.try_begin_load(seen)
     };
-    let single = here.iter().filter(|free| free.order() == Some(0)).map(|free| free.page());
-    let others = single.clone().filter(|page| !last.contains(page)).take(TRIES_MAX);
-    others.chain(single.take(TRIES_MAX)).find(is_locked)
-}
-
-/// Notes a buffer of the table that the file says is free.
-///
-/// # Errors
-/// What is wrong with the file when it is free already.
-fn mark_free(frames: &Frames, page: PageId, order: u8) -> std::result::Result<(), &'static str> {
-    let first = page.as_usize();
-    for latch in frames.table.words(first..first + (1 << order)) {
-        if latch.load().is_unused() {
-            return Err("has a free list that names a page twice");
-        }
-        latch.mark_unused();
-    }
-    frames.free.lock().put(order, page);
-    Ok(())
+    let pages = here.iter().copied().map(PageId);
+    let others = pages.clone().filter(|page| !last.contains(page)).take(TRIES_MAX);
+    others.chain(pages.take(TRIES_MAX)).find(is_locked)
 }
 
 /// The sum of a page of the chain whose part of it begins at word `at`.

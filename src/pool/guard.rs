@@ -38,11 +38,6 @@ impl<'p> Held<'p> {
     }
 
     #[inline]
-    pub(super) fn order(&self) -> u8 {
-        self.word.order()
-    }
-
-    #[inline]
     pub(super) fn latch(&self) -> &'p Latch {
         self.latch
     }
@@ -55,12 +50,12 @@ impl<'p> Held<'p> {
     /// Bytes without the trailer.
     #[inline]
     fn len(&self) -> usize {
-        self.frames.table.payload_bytes(self.order())
+        self.frames.table.payload_bytes()
     }
 
-    /// Where the number of the log record is, if the page has one: within the buffer, and aligned.
+    /// Where the number of the log record is, if the page has one: within the page, and aligned.
     fn lsn_ptr(&self) -> Option<*mut u64> {
-        let at = self.frames.table.lsn_at(self.order())?;
+        let at = self.frames.table.lsn_at()?;
         Some(self.ptr().wrapping_add(at).cast())
     }
 
@@ -208,7 +203,7 @@ impl<'p> ExclusiveGuard<'p> {
     pub fn free(self) {
         let held = self.0;
         std::mem::forget(self);
-        allocate::free(held.frames, held.page(), held.order());
+        allocate::free(held.frames, held.page());
     }
 }
 

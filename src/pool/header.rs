@@ -18,7 +18,6 @@ use super::allocate;
 use super::file::TableFile;
 use super::frames::Frames;
 use super::free_chain::{self, PageBuffer, transfer};
-use super::free_list::FreeBuffer;
 use super::page_table::FIRST;
 use crate::base::error::Result;
 use crate::base::local::keep_local;
@@ -30,7 +29,7 @@ use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"farpool4");
+const MAGIC: u64 = u64::from_le_bytes(*b"farpool5");
 /// What the magic of every version begins with.
 const MAGIC_START: [u8; 7] = *b"farpool";
 const FLAG_CHECKSUM: u32 = 1;
@@ -84,7 +83,7 @@ pub(super) struct Snapshot {
     /// Grows with time.
     number: u64,
     end: u64,
-    free: Vec<FreeBuffer>,
+    free: Vec<u64>,
 }
 
 impl Header {
@@ -112,9 +111,7 @@ impl Header {
         let number = self.snapshots.fetch_add(1, Ordering::Relaxed) + 1;
         // The free tail is no part of the table any more, as far as the device is concerned.
         let end = allocate::free_tail(frames, &free, FIRST.0);
-        let mut free = free.entries();
-        free.retain(|buffer| buffer.page().0 < end);
-        Snapshot { number, end, free }
+        Snapshot { number, end, free: free.before(end) }
     }
 
     /// Makes all writes so far durable, and then the header, unless a later one is.

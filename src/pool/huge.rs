@@ -66,7 +66,7 @@ impl Collapser {
 }
 
 fn is_at_rest(seen: LatchWord) -> bool {
-    seen.is_readable() && !seen.dirty() && !seen.writing() && seen.order() == 0
+    seen.is_readable() && !seen.dirty() && !seen.writing()
 }
 
 /// Whether a chunk can be collapsed: a look without locks.

@@ -1,7 +1,7 @@
 //! The pool's page word: latch, replacement state and version of one page, in 64 bits.
 //!
 //! ```text
-//!  63 ready | 62..55 latch | 54 dirty | 53 writing | 52 cool | 51..50 heat | 49..47 order | 46..37 stamp | 36..0 version
+//!  63 ready | 62..55 latch | 54 dirty | 53 writing | 52 cool | 51..50 heat | 46..37 stamp | 36..0 version
 //!
 //!            begin_load            loaded, unlock
 //!   Absent ------------> Locked <----------------> Free <-------> Shared(1..=252)
@@ -19,9 +19,8 @@
 //! a sign. `dirty`: the content is newer than the device's. `writing`: one of the shared holders writes
 //! the page back, or holds it still. `cool`: the page was not touched since the hand passed. `heat`:
 //! laps of the hand the page has left; in an absent page, [`HEAT_UNUSED`] says that the page is not allocated.
-//! `order`: the page is the first of 2^order that are one buffer; in an absent page, if it was
-//! evicted. The others of a buffer are not allocated by themselves. `stamp`: when the page was
-//! evicted, 0 for never. `version`: grows with every change of the content and every eviction.
+//! `stamp`: when the page was evicted, 0 for never. `version`: grows with every change of the content
+//! and every eviction.
 //! Words of which no page is resident may be given back, and begin anew then: `chunk_note`.
 //!
 //! # Invariants
@@ -53,10 +52,6 @@ const HEAT_MASK: u64 = 3 << HEAT_SHIFT;
 pub(crate) const HEAT_MAX: u8 = 3;
 /// The heat of an absent page that is not allocated.
 const HEAT_UNUSED: u8 = 3;
-const ORDER_SHIFT: u32 = 47;
-const ORDER_MASK: u64 = 7 << ORDER_SHIFT;
-/// Largest order of a buffer of several pages.
-pub(crate) const ORDER_MAX: u8 = 7;
 const STAMP_SHIFT: u32 = 37;
 const STAMP_MASK: u64 = 0x3FF << STAMP_SHIFT;
 const VERSION_MASK: u64 = (1 << STAMP_SHIFT) - 1;
@@ -160,11 +155,6 @@ impl LatchWord {
         ((self.0 & HEAT_MASK) >> HEAT_SHIFT) as u8
     }
 
-    #[inline]
-    pub(crate) fn order(self) -> u8 {
-        ((self.0 & ORDER_MASK) >> ORDER_SHIFT) as u8
-    }
-
     /// When the page was evicted, on the eviction clock (1 to [`STAMPS`]); 0 for never.
     #[inline]
     pub(crate) fn stamp(self) -> u64 {
@@ -178,7 +168,7 @@ impl LatchWord {
 
     /// Whether the word says nothing but that the page is absent, when it was evicted, and its version.
     pub(crate) fn is_droppable(self) -> bool {
-        self.is_absent() && !self.is_unused() && self.order() == 0
+        self.is_absent() && !self.is_unused()
     }
 
     /// The version after all of these words', which began with the version `first`.
@@ -187,7 +177,7 @@ impl LatchWord {
         (first + passed.unwrap_or(0) + 1) & VERSION_MASK
     }
 
-    /// Whether the page is not allocated, or inside of a buffer.
+    /// Whether the page is not allocated.
     #[inline]
     pub(crate) fn is_unused(self) -> bool {
         self.is_absent() && self.heat() == HEAT_UNUSED
@@ -196,11 +186,6 @@ impl LatchWord {
     /// The same, also of a page that somebody has locked for a moment; of one that is not resident.
     pub(crate) fn is_unused_when_locked(self) -> bool {
         self.heat() == HEAT_UNUSED
-    }
-
-    /// The order of an absent page that was resident before; what was not may be of any.
-    pub(crate) fn known_order(self) -> Option<u8> {
-        (self.stamp() > 0).then_some(self.order())
     }
 
     #[inline]
@@ -227,12 +212,6 @@ impl LatchWord {
     }
 
     #[inline]
-    fn with_order(self, order: u8) -> LatchWord {
-        strict_assert!(order <= ORDER_MAX, "order {order}");
-        LatchWord(self.0 & !ORDER_MASK | u64::from(order) << ORDER_SHIFT)
-    }
-
-    #[inline]
     fn with_stamp(self, stamp: u64) -> LatchWord {
         strict_assert!(stamp <= STAMPS, "stamp {stamp}");
         LatchWord(self.0 & !STAMP_MASK | stamp << STAMP_SHIFT)
@@ -252,9 +231,6 @@ impl fmt::Debug for LatchWord {
                 write!(f, " {name}")?;
             }
         }
-        if self.order() > 0 {
-            write!(f, " order {}", self.order())?;
-        }
         Ok(())
     }
 }
@@ -262,8 +238,7 @@ impl fmt::Debug for LatchWord {
 /// In a note: the holder changed the content. Words of free pages do not have this bit of the latch.
 const CHANGED: u64 = 1 << 62;
 
-/// What a guard keeps of its page's word: the order, and for an exclusive holder, what the
-/// word becomes again. No other thread changes the word meanwhile, and reading it again would wait for
+/// What a guard keeps of its page's word: for an exclusive holder, what the word becomes again. No other thread changes the word meanwhile, and reading it again would wait for
 /// the processor to be done with locking it (`docs/design/pool.md`, hits).
 #[derive(Clone, Copy)]
 pub(crate) struct HeldWord(u64);
@@ -290,11 +265,6 @@ impl HeldWord {
     #[inline]
     pub(crate) fn is_changed(self) -> bool {
         self.0 & CHANGED != 0
-    }
-
-    #[inline]
-    pub(crate) fn order(self) -> u8 {
-        LatchWord(self.0).order()
     }
 }
 
@@ -433,9 +403,9 @@ impl Latch {
     }
 
     /// The holder filled the page; it stays locked.
-    pub(crate) fn loaded(&self, cool: bool, heat: u8, order: u8) {
+    pub(crate) fn loaded(&self, cool: bool, heat: u8) {
         let word = self.locked().with(COOL, cool).with(DIRTY, false);
-        let word = word.with_heat(heat).with_order(order).with_stamp(0).changed();
+        let word = word.with_heat(heat).with_stamp(0).changed();
         self.0.store(word.0, Ordering::Release);
     }
 
@@ -491,13 +461,11 @@ impl Latch {
 
     /// The holder dropped the page's memory.
     pub(crate) fn evicted(&self, stamp: u64) {
-        let word = self.locked();
-        let kept = LatchWord(word.version()).changed().with_order(word.order());
+        let kept = LatchWord(self.locked().version()).changed();
         self.0.store(kept.with_latch(ABSENT).with_stamp(stamp).0, Ordering::Release);
     }
 
-    /// The holder dropped the page's memory, if it had some, and the page is not allocated any more,
-    /// or a part of a buffer.
+    /// The holder dropped the page's memory, if it had some, and the page is not allocated any more.
     pub(crate) fn freed(&self) {
         let kept = LatchWord(self.locked().version()).changed();
         self.0.store(kept.with_latch(ABSENT).with_heat(HEAT_UNUSED).0, Ordering::Release);
@@ -548,7 +516,7 @@ mod tests {
     fn present() -> Latch {
         let latch = Latch::absent();
         assert!(latch.try_begin_load(latch.load()));
-        latch.loaded(false, 0, 0);
+        latch.loaded(false, 0);
         latch.unlock(false);
         latch
     }
@@ -607,15 +575,14 @@ mod tests {
             noted.evicted(7);
             plain.evicted(7);
             assert!(noted.try_begin_load(noted.load()) && plain.try_begin_load(plain.load()));
-            noted.loaded(true, 2, 3);
-            plain.loaded(true, 2, 3);
+            noted.loaded(true, 2);
+            plain.loaded(true, 2);
             let_go(HeldWord::locked(noted.load()), changed);
             assert!(noted.try_share(noted.load()) && plain.try_share(plain.load()));
             let seen = noted.load();
             assert!(noted.try_upgrade(seen) && plain.try_upgrade(plain.load()));
             let_go(HeldWord::locked(seen), changed);
         }
-        assert_eq!(noted.load().order(), 3);
     }
 
     #[test]
@@ -625,7 +592,7 @@ mod tests {
         let mut look = |latch: &Latch| seen.push(latch.load().is_ready());
         look(&latch);
         assert!(latch.try_begin_load(latch.load()));
-        latch.loaded(true, 0, 0);
+        latch.loaded(true, 0);
         look(&latch);
         latch.unlock(false);
         look(&latch);
@@ -666,20 +633,17 @@ mod tests {
     }
 
     #[test]
-    fn what_was_resident_before_keeps_its_order_and_what_was_freed_does_not() {
-        let latch = Latch::absent();
-        assert_eq!(latch.load().known_order(), None);
-        assert!(latch.try_begin_load(latch.load()));
-        latch.loaded(false, 2, 5);
+    fn a_page_that_was_freed_is_not_allocated_and_one_that_was_evicted_is() {
+        let latch = present();
+        assert!(latch.try_lock(latch.load()));
         latch.evicted(1);
-        assert_eq!(latch.load().known_order(), Some(5));
+        assert!(!latch.load().is_unused() && latch.load().is_droppable());
         assert!(latch.try_begin_load(latch.load()));
         latch.abort_load();
-        assert_eq!(latch.load().known_order(), Some(5));
+        assert!(!latch.load().is_unused());
         assert!(latch.try_begin_load(latch.load()));
         latch.freed();
-        assert!(latch.load().is_unused());
-        assert_eq!(latch.load().known_order(), None);
+        assert!(latch.load().is_unused() && !latch.load().is_droppable());
     }
 
     #[test]

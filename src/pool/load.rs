@@ -4,7 +4,6 @@
 use super::file::{DEPTH, TableFile};
 use super::frames::Frames;
 use super::latch::{Latch, LatchWord};
-use super::multi_page::Inside;
 use super::page_table::PageTable;
 use super::stats::PoolStats;
 use crate::base::counter::Counter;
@@ -64,35 +63,27 @@ impl Loader {
     /// Brings an absent page in. `true`: it is resident and this thread holds it locked; `false`:
     /// another thread was faster.
     #[cold]
-    pub(super) fn load(
-        &self,
-        frames: &Frames,
-        page: PageId,
-        seen: LatchWord,
-        order: u8,
-    ) -> Result<bool> {
+    pub(super) fn load(&self, frames: &Frames, page: PageId, seen: LatchWord) -> Result<bool> {
         let table = &frames.table;
-        // A caller that names another order than the page's is refused when it is resident.
-        let order = seen.known_order().unwrap_or(order);
-        if !table.contains(page, order) || seen.is_unused() {
+        if !table.contains(page) || seen.is_unused() {
             return Err(table.no_such_page(page));
         }
-        let Some(inside) = lock_absent(frames, page, order)? else { return Ok(false) };
-        self.misses.add(1);
-        let read = self.file.read_now(table, page, order);
-        if read.is_ok() {
-            inside.become_parts();
+        if !lock_absent(frames, page)? {
+            return Ok(false);
         }
-        self.finish(frames, Loading { page, was: seen }, order, false, read).map(|()| true)
+        self.misses.add(1);
+        let read = self.file.read_now(table, page);
+        self.finish(frames, Loading { page, was: seen }, false, read).map(|()| true)
     }
 
     /// As [`load`](Self::load), without looking at the table file: the page is zeros.
-    pub(super) fn load_blank(&self, frames: &Frames, page: PageId, order: u8) -> Result<bool> {
-        let Some(inside) = lock_absent(frames, page, order)? else { return Ok(false) };
-        inside.become_parts();
+    pub(super) fn load_blank(&self, frames: &Frames, page: PageId) -> Result<bool> {
+        if !lock_absent(frames, page)? {
+            return Ok(false);
+        }
         // Memory that was dropped, or never touched, is zero.
-        frames.arrive(page, order);
-        frames.table.word(page).loaded(false, 0, order);
+        frames.arrive(page);
+        frames.table.word(page).loaded(false, 0);
         Ok(true)
     }
 
@@ -104,20 +95,19 @@ impl Loader {
         &self,
         frames: &Frames,
         Loading { page, was }: Loading,
-        order: u8,
         prefetched: bool,
         read: Result<()>,
     ) -> Result<()> {
         let latch = frames.table.word(page);
         if read.is_ok() {
             let worth = frames.resident.worth(was, frames.pool_pages(), prefetched);
-            frames.arrive(page, order);
-            latch.loaded(!worth.touched, worth.laps, order);
-            self.read.add(1 << order);
+            frames.arrive(page);
+            latch.loaded(!worth.touched, worth.laps);
+            self.read.add(1);
         } else {
-            frames.table.discard(page, order);
+            frames.table.discard(page);
             latch.abort_load();
-            frames.uncharge(order);
+            frames.uncharge();
             frames.give_back_around(page);
         }
         read
@@ -129,16 +119,15 @@ impl Loader {
     /// When there is no memory for it after a moment.
     fn begin(&self, frames: &Frames, page: PageId) -> std::result::Result<Option<Loading>, Full> {
         let Some(was) = frames.table.get(page).map(Latch::load) else { return Ok(None) };
-        let is_page = was.known_order().unwrap_or(0) == 0 && !was.is_unused();
-        if !frames.table.contains(page, 0) || !was.is_absent() || !is_page {
+        if !frames.table.contains(page) || !was.is_absent() || was.is_unused() {
             return Ok(None);
         }
         let charge = |bytes| frames.account.charge_briefly(bytes).then_some(()).ok_or(Full);
-        let entered = frames.charge_all(page, 0, charge)?;
-        let locked = lock_within(&frames.table, page, 0);
+        let entered = frames.charge_all(page, charge)?;
+        let is_locked = lock_within(&frames.table, page);
         drop(entered);
-        if locked.is_none() {
-            frames.uncharge(0);
+        if !is_locked {
+            frames.uncharge();
             frames.give_back_around(page);
             return Ok(None);
         }
@@ -178,8 +167,8 @@ impl Loader {
             None
         };
         let done = |(number, loading): (usize, Loading), read: Result<()>| {
-            let read = read.and_then(|()| self.file.check(table, loading.page, 0));
-            match self.finish(frames, loading, 0, prefetched, read) {
+            let read = read.and_then(|()| self.file.check(table, loading.page));
+            match self.finish(frames, loading, prefetched, read) {
                 Ok(()) => loaded(number, loading.page),
                 Err(error) => failed = Some(error),
             }
@@ -220,39 +209,31 @@ impl Loader {
     }
 }
 
-/// Charges and locks an absent page of the table, and the words inside if it is a buffer. `None`:
-/// another thread was faster.
-fn lock_absent(frames: &Frames, page: PageId, order: u8) -> Result<Option<Inside<'_>>> {
-    let entered = frames.charge_all(page, order, |bytes| frames.account.charge(bytes))?;
-    let locked = lock_within(&frames.table, page, order);
+/// Charges and locks an absent page of the table. `false`: another thread was faster.
+fn lock_absent(frames: &Frames, page: PageId) -> Result<bool> {
+    let entered = frames.charge_all(page, |bytes| frames.account.charge(bytes))?;
+    let is_locked = lock_within(&frames.table, page);
     drop(entered);
-    let Some(was) = locked else {
-        frames.uncharge(order);
+    if !is_locked {
+        frames.uncharge();
         frames.give_back_around(page);
-        return Ok(None);
-    };
-    let inside = Inside::lock(&frames.table, page, was, order, frames.backoff());
-    inside.map(Some).inspect_err(|_| {
-        frames.table.word(page).abort_load();
-        frames.uncharge(order);
-    })
+    }
+    Ok(is_locked)
 }
 
 /// Locks an absent page whose chunk the caller has entered. What it was before may have been given back:
-/// the word may have begun anew, and the page be behind the table's end. Returns the word; `None` when the
-/// page is not absent any more, not of this order, or no page of the table.
-fn lock_within(table: &PageTable, page: PageId, order: u8) -> Option<LatchWord> {
+/// the word may have begun anew, and the page be behind the table's end. `false` when the page is not
+/// absent any more, or no page of the table.
+fn lock_within(table: &PageTable, page: PageId) -> bool {
     let latch = table.word(page);
     let was = latch.load();
-    let is_it = was.is_absent() && !was.is_unused();
-    let is_it = is_it && was.known_order().is_none_or(|known| known == order);
-    if !is_it || !latch.try_begin_load(was) {
-        return None;
+    if was.is_unused() || !latch.try_begin_load(was) {
+        return false;
     }
     // From here on the page stays in the table: only free pages leave it.
-    let is_there = table.contains(page, order);
+    let is_there = table.contains(page);
     if !is_there {
         latch.abort_load();
     }
-    is_there.then_some(was)
+    is_there
 }

@@ -16,7 +16,7 @@
 //! | `page_table`, `chunk` (of `chunk_note`s), `resident` (with `replacement`), `account`, `free_list` | the parts: words and memory, notes of 512 pages, what is in memory, the share of the limit, free numbers |
 //! | `frames` | the parts together: memory is charged, split, dropped |
 //! | `file`, `checksum` | the store and its queues |
-//! | `multi_page`, `allocate`, `free_chain`, `header`, `load`, `write_back` | what happens to pages |
+//! | `allocate`, `free_chain`, `header`, `load`, `write_back` | what happens to pages |
 //! | `coalescing`, `evict`, `donate`, `huge`, `cleaner`, `worker`, `group` | what makes room, on demand and ahead; in all tables of one pool |
 //! | `guard`, `config`, `buffer_pool`, `fix`, `redo`, `batch` | what a user of the pool sees |
 //!
@@ -52,7 +52,6 @@ mod header;
 mod huge;
 mod latch;
 mod load;
-mod multi_page;
 mod page_table;
 mod redo;
 mod replacement;

@@ -21,7 +21,7 @@ use crossbeam_utils::CachePadded;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// Bytes at the end of each page (or of each buffer of several pages) that belong to the pool.
+/// Bytes at the end of each page that belong to the pool.
 pub(super) const TRAILER: usize = 16;
 
 /// What the pages of a table are: their size, and whether they end in a trailer.
@@ -119,9 +119,9 @@ impl PageTable {
         (self.end() as usize).div_ceil(64)
     }
 
-    /// Whether all pages of a buffer are pages of the table, and none of the header.
-    pub(super) fn contains(&self, page: PageId, order: u8) -> bool {
-        page >= FIRST && page.0.checked_add(1 << order).is_some_and(|after| after <= self.end())
+    /// Whether a page is one of the table, and none of the header.
+    pub(super) fn contains(&self, page: PageId) -> bool {
+        page >= FIRST && page.0 < self.end()
     }
 
     #[inline]
@@ -133,15 +133,10 @@ impl PageTable {
         ByteCount(self.page_bytes as u64)
     }
 
+    /// Bytes of a page that are its user's.
     #[inline]
-    pub(super) fn buffer_bytes(&self, order: u8) -> usize {
-        self.page_bytes << order
-    }
-
-    /// Bytes of a buffer that are its user's.
-    #[inline]
-    pub(super) fn payload_bytes(&self, order: u8) -> usize {
-        self.buffer_bytes(order) - self.trailer
+    pub(super) fn payload_bytes(&self) -> usize {
+        self.page_bytes - self.trailer
     }
 
     /// Whether pages end in a trailer: else they have neither a checksum nor the number of a log record.
@@ -149,10 +144,10 @@ impl PageTable {
         self.trailer > 0
     }
 
-    /// Where in a buffer the number of the log record is, if it has one: aligned, for the page sizes and the
+    /// Where in a page the number of the log record is, if it has one: aligned, for the page sizes and the
     /// trailer's are multiples of 8.
-    pub(super) fn lsn_at(&self, order: u8) -> Option<usize> {
-        self.has_trailer().then(|| self.payload_bytes(order))
+    pub(super) fn lsn_at(&self) -> Option<usize> {
+        self.has_trailer().then(|| self.payload_bytes())
     }
 
     /// Whole pages in `bytes`.
@@ -243,9 +238,9 @@ impl PageTable {
         &self.mapping
     }
 
-    /// Drops the memory of a buffer.
-    pub(super) fn discard(&self, page: PageId, order: u8) {
-        let pieces = [Piece::new(self.ptr(page).addr(), self.buffer_bytes(order))];
+    /// Drops the memory of a page.
+    pub(super) fn discard(&self, page: PageId) {
+        let pieces = [Piece::new(self.ptr(page).addr(), self.page_bytes)];
         // SAFETY: callers hold the page locked and need its contents no more.
         unsafe { self.discard_all(&pieces) };
     }

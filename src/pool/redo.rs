@@ -6,7 +6,7 @@
 
 use super::allocate;
 use super::buffer_pool::BufferPool;
-use super::fix::{Exclusive, Hold, WRONG_ORDER, check_order};
+use super::fix::{Exclusive, Hold};
 use super::guard::{ExclusiveGuard, Held};
 use super::latch::HeldWord;
 use super::page_table::FIRST;
@@ -28,8 +28,7 @@ impl BufferPool {
     /// [`Error::LatchTimeout`],
     /// [`Error::OutOfMemory`],
     /// [`Error::StoreFull`] for a page that the store has no room for,
-    /// [`Error::NoSuchPage`] for the header's,
-    /// [`Error::BadRange`] for a page of a larger buffer.
+    /// [`Error::NoSuchPage`] for the header's.
     ///
     /// # Examples
     /// ```
@@ -55,49 +54,32 @@ impl BufferPool {
     /// # Ok::<(), farheap::Error>(())
     /// ```
     pub fn fix_to_overwrite(&self, page: PageId) -> Result<ExclusiveGuard<'_>> {
-        self.fix_buffer_to_overwrite(page, 0)
-    }
-
-    /// As [`fix_to_overwrite`](Self::fix_to_overwrite), for a buffer of 2^`order` pages.
-    ///
-    /// # Errors
-    /// As there; [`Error::BadRange`] when it has another order, or when one of
-    /// its pages is in use by itself.
-    pub fn fix_buffer_to_overwrite(&self, first: PageId, order: u8) -> Result<ExclusiveGuard<'_>> {
-        check_order(order)?;
         let frames = &self.frames;
         let table = &frames.table;
         table.check_changeable()?;
-        if first < FIRST {
-            return Err(table.no_such_page(first));
+        if page < FIRST {
+            return Err(table.no_such_page(page));
         }
-        let latch = table.get(first).ok_or_else(|| table.full())?;
+        let latch = table.get(page).ok_or_else(|| table.full())?;
         let mut backoff = frames.backoff();
         loop {
             let seen = latch.load();
-            if first.0 >= table.end() || seen.is_unused() {
-                let word = allocate::claim(frames, first, order)?;
+            if page.0 >= table.end() || seen.is_unused() {
+                let word = allocate::claim(frames, page)?;
                 return Ok(ExclusiveGuard(Held::new(frames, latch, word)));
             }
             if seen.is_absent() {
-                let is_other = seen.known_order().is_some_and(|known| known != order);
-                if is_other || !table.contains(first, order) {
-                    return Err(WRONG_ORDER);
-                }
-                if self.loader.load_blank(frames, first, order)? {
+                if self.loader.load_blank(frames, page)? {
                     let word = HeldWord::locked(latch.load()).changed();
                     return Ok(ExclusiveGuard(Held::new(frames, latch, word)));
                 }
             } else if Exclusive::take(latch, seen) {
                 let mut guard =
                     ExclusiveGuard(Held::new(frames, latch, Exclusive::held_word(latch)));
-                if guard.0.order() != order {
-                    return Err(WRONG_ORDER);
-                }
                 guard.blank();
                 return Ok(guard);
             } else if Exclusive::is_blocked(seen) && !backoff.wait() {
-                return Err(table.timeout(first, &backoff));
+                return Err(table.timeout(page, &backoff));
             }
         }
     }
@@ -105,9 +87,6 @@ impl BufferPool {
     /// The pages that are in use, in ascending order: a page that is allocated or freed meanwhile may
     /// or may not be among them. After a crash these are the pages that the last header names, some
     /// of which a log may have to [free](ExclusiveGuard::free) again.
-    ///
-    /// A buffer of several pages is named by its first page once the pool has had it resident; before,
-    /// all its pages are, because the table file does not know buffers.
     pub fn pages_in_use(&self) -> impl Iterator<Item = PageId> + '_ {
         let frames = &self.frames;
         let is_free = |page: &PageId| {

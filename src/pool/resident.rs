@@ -53,7 +53,7 @@ impl ResidentSet {
         ByteCount(self.bytes.load(Ordering::Relaxed))
     }
 
-    /// Adds a locked page, whose buffer has `bytes`.
+    /// Adds a locked page of `bytes`.
     pub(super) fn insert(&self, page: PageId, bytes: usize) {
         self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         self.bits[page.as_usize() / 64].fetch_or(1 << (page.0 % 64), Ordering::Relaxed);
@@ -65,8 +65,8 @@ impl ResidentSet {
         self.bits[page.as_usize() / 64].fetch_and(!(1 << (page.0 % 64)), Ordering::Relaxed);
     }
 
-    /// Removes from a range within one step the locked pages that `leaves` picks, all single pages
-    /// of `page_bytes`. Returns them as bits of the step.
+    /// Removes from a range within one step the locked pages that `leaves` picks, of
+    /// `page_bytes` each. Returns them as bits of the step.
     pub(super) fn remove_where(
         &self,
         range: Range<usize>,
@@ -193,12 +193,12 @@ mod tests {
     #[test]
     fn pages_come_in_address_order_and_their_bytes_are_counted() {
         let set = set();
-        for (page, bytes) in [(130, BYTES), (128, 8 * BYTES), (64, BYTES), (191, BYTES)] {
-            set.insert(PageId(page), bytes);
+        for page in [130, 128, 64, 191] {
+            set.insert(PageId(page), BYTES);
         }
         assert_eq!(set.pages(2).map(|page| page.0).collect::<Vec<_>>(), [128, 130, 191]);
         assert_eq!((set.pages(2).len(), set.pages(0).len()), (3, 0));
-        set.remove(PageId(128), 8 * BYTES);
+        set.remove(PageId(128), BYTES);
         assert!(!set.contains(128) && set.contains(64));
         assert_eq!(set.bytes(), ByteCount(3 * BYTES as u64));
     }

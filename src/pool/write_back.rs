@@ -23,7 +23,6 @@ struct Run {
     /// Where the run begins in the batch.
     first: usize,
     count: usize,
-    bytes: usize,
 }
 
 /// Writes pages of one table file.
@@ -84,22 +83,19 @@ impl WriteBack {
         let mut result = WriteResult::default();
         for (index, page) in pages.iter().enumerate() {
             let latch = table.word(*page);
-            let order = latch.load().order();
-            if let Err(reason) = self.prepare(frames, *page, order) {
+            if let Err(reason) = self.prepare(frames, *page) {
                 latch.end_write(false);
                 self.refused.add(1);
                 result.refuse(*page, reason);
                 continue;
             }
-            let bytes = table.buffer_bytes(order);
             if let Some(run) = runs.last_mut()
                 && run.first + run.count == index
-                && table.offset(pages[run.first]) + run.bytes as u64 == table.offset(*page)
+                && pages[run.first].0 + run.count as u64 == page.0
             {
                 run.count += 1;
-                run.bytes += bytes;
             } else {
-                runs.push(Run { first: index, count: 1, bytes });
+                runs.push(Run { first: index, count: 1 });
             }
         }
         self.write_runs(frames, pages, &runs, &mut result);
@@ -132,7 +128,7 @@ impl WriteBack {
         };
         let mut next = runs.iter().map(|run| {
             let first = pages[run.first];
-            (*run, table.segment(first, run.bytes), table.offset(first))
+            (*run, table.segment(first, run.count * table.page_bytes()), table.offset(first))
         });
         let (account, next) = (&frames.account, || next.next());
         // SAFETY: this thread is a shared holder of the pages until `finish`, so nobody changes them,
@@ -146,18 +142,17 @@ impl WriteBack {
     ///
     /// # Errors
     /// What the log said, or that it panicked.
-    fn prepare(&self, frames: &Frames, page: PageId, order: u8) -> Result<()> {
+    fn prepare(&self, frames: &Frames, page: PageId) -> Result<()> {
         let table = &frames.table;
         if let Some(hook) = &self.before_write {
-            let place =
-                table.lsn_at(order).map(|at| table.ptr(page).wrapping_add(at).cast::<u64>());
+            let place = table.lsn_at().map(|at| table.ptr(page).wrapping_add(at).cast::<u64>());
             // SAFETY: within the trailer of a page of which this thread is a shared holder: the
             // number does not change; aligned to 8.
             let lsn = place.map_or(0, |place| unsafe { place.read() });
             let panicked = Error::Os { call: "before_write (it panicked)", errno: crate::sys::EIO };
             survived(|| hook(page, lsn)).unwrap_or(Err(panicked))?;
         }
-        self.file.seal(table, page, order);
+        self.file.seal(table, page);
         Ok(())
     }
 

@@ -70,12 +70,8 @@ fn dirty_pages_stay_in_memory_unwritten_and_whole() {
 }
 
 #[test]
-fn runs_with_a_page_that_is_held_or_a_large_buffer_stay() {
+fn runs_with_a_page_that_is_held_stay() {
     let pool = full_pool(ByteCount::kib(4), PAGES - 600);
-    let mut buffer = pool.allocate_buffer(7).expect("buffer");
-    fill(&mut buffer, 77);
-    let first = buffer.id();
-    drop(buffer);
     let held: Vec<_> =
         (0..13).map(|run| pool.fix_shared(PageId(run * 512 + 9)).expect("page")).collect();
     let memory = pool.manager().allocate_temporary(ByteCount::mib(16)).expect("one by one");
@@ -85,7 +81,6 @@ fn runs_with_a_page_that_is_held_or_a_large_buffer_stay() {
     }
     drop((held, memory));
     let _memory = pool.manager().allocate_temporary(ByteCount::mib(16)).expect("fits");
-    assert!(holds(&pool.fix_buffer_shared(first, 7).expect("buffer"), 77));
 }
 
 #[test]

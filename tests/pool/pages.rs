@@ -87,10 +87,6 @@ fn an_address_leads_to_its_page_and_back_wherever_the_page_is() {
         assert_eq!(pool.page_at(at), Some(*id));
         assert_eq!(pool.page_at(at.wrapping_add(4095)), Some(*id));
     }
-    let first = pool.allocate_buffer(2).expect("a buffer");
-    let inside = PageId(first.id().0 + 3);
-    assert_eq!(address(inside), first.as_ptr().wrapping_add(3 * 4096));
-    assert_eq!(pool.page_at(address(inside)), Some(inside));
 }
 
 #[test]
@@ -203,21 +199,6 @@ fn a_table_opened_again_has_what_was_flushed() {
     assert!(again == ids[7] || again == ids[8], "{again}");
 }
 
-#[test]
-fn buffers_of_several_pages_are_one_range_under_one_latch() {
-    let pool = small_pool(ByteCount::mib(4), PoolConfig::new());
-    let mut buffer = pool.allocate_buffer(4).expect("64 KiB");
-    let first = buffer.id();
-    assert_eq!(buffer.len(), 16 * 4096 - 16);
-    buffer.fill(9);
-    drop(buffer);
-    fill(&pool, 3000);
-    let back = pool.fix_buffer_shared(first, 4).expect("buffer");
-    assert!(back.iter().all(|byte| *byte == 9));
-    drop(back);
-    assert!(matches!(pool.fix_buffer_shared(first, 3), Err(Error::BadRange { .. })));
-}
-
 /// The pages behind the last: those of a scan that does not know where the table ends.
 fn behind_the_last(pool: &BufferPool) -> Vec<PageId> {
     let end = pool.pages().get();
@@ -254,22 +235,6 @@ fn pages_that_are_looked_at_before_they_are_allocated_belong_to_who_allocates_th
     assert!(eventually(agree), "{:?} in use, {:?}", pool.account().used(), pool.stats());
 }
 
-/// A buffer of eight pages of nines between pages that hold their numbers.
-fn buffer_between_pages(pool: &BufferPool) -> (PageId, Vec<PageId>) {
-    let mut ids = fill(pool, 8);
-    let mut buffer = pool.allocate_buffer(3).expect("buffer");
-    buffer.fill(9);
-    let first = buffer.id();
-    drop(buffer);
-    ids.extend(fill(pool, 8));
-    (first, ids)
-}
-
-fn assert_nines(pool: &BufferPool, first: PageId) {
-    let buffer = pool.fix_buffer_shared(first, 3).expect("buffer");
-    assert!(buffer.len() > 7 * 4096 && buffer.iter().all(|byte| *byte == 9));
-}
-
 fn assert_no_such_pages(pool: &BufferPool, pages: impl Iterator<Item = u64>) {
     for page in pages.map(PageId) {
         pool.prefetch(&[page]);
@@ -278,7 +243,6 @@ fn assert_no_such_pages(pool: &BufferPool, pages: impl Iterator<Item = u64>) {
             pool.fix_exclusive(page).map(drop),
             pool.fix_optimistic(page).map(drop),
             pool.fix_many(&[page]).map(drop),
-            pool.fix_buffer_shared(page, 1).map(drop),
         ];
         for error in errors {
             assert!(matches!(error, Err(Error::NoSuchPage { .. })), "{page}: {error:?}");
@@ -287,101 +251,26 @@ fn assert_no_such_pages(pool: &BufferPool, pages: impl Iterator<Item = u64>) {
 }
 
 #[test]
-fn pages_inside_of_a_buffer_are_no_pages() {
+fn free_pages_are_no_pages_and_are_given_out_from_the_lowest_on() {
     let store = Arc::new(MemStore::new(ByteCount::mib(64)).expect("store"));
     let manager = manager(ByteCount::mib(4));
     let pool = PoolConfig::new().create_on(Arc::clone(&store) as _, &manager).expect("pool");
-    let (first, ids) = buffer_between_pages(&pool);
-    let inside = || first.0 + 1..first.0 + 8;
-    assert_no_such_pages(&pool, inside());
-    assert_nines(&pool, first);
-    pool.flush().expect("written");
-    pool.evict_all().expect("nothing is dirty");
-    assert_no_such_pages(&pool, inside());
-    assert_nines(&pool, first);
-    drop(pool);
-    let pool = PoolConfig::new().open_on(Arc::clone(&store) as _, &manager).expect("opens");
-    // What a page is, the table does not say; its checksum does, and the buffer is not harmed.
-    let error = pool.fix_shared(PageId(first.0 + 1)).expect_err("no page");
-    let page = PageId(first.0 + 1);
-    assert_eq!(error, Error::CorruptPage { page, table: "the memory store".into() });
-    assert_nines(&pool, first);
-    assert_no_such_pages(&pool, inside());
-    ids.iter().for_each(|id| assert_holds(&pool.fix_shared(*id).expect("page"), *id));
-    pool.fix_buffer_exclusive(first, 3).expect("buffer").free();
-    assert_no_such_pages(&pool, first.0..first.0 + 8);
+    // More free pages than the header has room for.
+    let ids = fill(&pool, 3_000);
+    let (kept, freed) = ids.split_at(1_000);
+    let last = freed[1_999];
+    freed[..1_999].iter().for_each(|id| pool.fix_exclusive(*id).expect("page").free());
+    let free = || freed[0].0..last.0;
+    assert_no_such_pages(&pool, free().step_by(100));
     pool.flush().expect("flush");
     drop(pool);
     let pool = PoolConfig::new().open_on(store, &manager).expect("opens");
-    assert_no_such_pages(&pool, first.0..first.0 + 8);
-    assert_eq!(pool.allocate_buffer(3).expect("buffer").id(), first);
-    assert_no_such_pages(&pool, inside());
-}
-
-#[test]
-fn a_buffer_of_another_order_is_refused_and_its_neighbours_stay() {
-    let store = Arc::new(MemStore::new(ByteCount::mib(64)).expect("store"));
-    let manager = manager(ByteCount::mib(4));
-    let config = || PoolConfig::new().cleaner(false).huge_frames(false);
-    let pool = config().create_on(Arc::clone(&store) as _, &manager).expect("pool");
-    let (first, ids) = buffer_between_pages(&pool);
-    pool.evict_all().expect("written");
-    // Its neighbours are resident and changed.
-    for id in &ids {
-        pool.fix_exclusive(*id).expect("page")[..8].copy_from_slice(&[1; 8]);
-    }
-    let wrong = |pool: &BufferPool, page, order| {
-        let errors = [
-            pool.fix_buffer_shared(page, order).map(drop),
-            pool.fix_buffer_exclusive(page, order).map(drop),
-        ];
-        errors.into_iter().all(|error| matches!(error, Err(Error::BadRange { .. })))
-    };
-    for order in [0, 1, 2, 4] {
-        assert!(wrong(&pool, first, order), "order {order}");
-        assert!(wrong(&pool, ids[7], 4), "a page is no buffer");
-        pool.evict_clean(ByteCount::mib(1));
-        for id in &ids {
-            assert_eq!(pool.fix_shared(*id).expect("page")[..8], [1; 8], "{id}");
-        }
-    }
-    assert_nines(&pool, first);
-    // A thread that asks for its first page gets all of it, as when it is resident.
-    pool.evict_all().expect("written");
-    assert_eq!(pool.fix_shared(first).expect("buffer").len(), 8 * 4096 - 16);
-    pool.flush().expect("flush");
-    drop(pool);
-    let pool = config().open_on(store, &manager).expect("opens");
-    let last = pool.fix_shared(ids[15]).expect("page");
-    assert!(wrong(&pool, first, 4), "a neighbour is resident");
-    let error = pool.fix_buffer_shared(first, 2).expect_err("another order");
-    assert_eq!(error, Error::CorruptPage { page: first, table: "the memory store".into() });
-    drop(last);
-    assert_nines(&pool, first);
-}
-
-#[test]
-fn a_page_of_a_buffer_that_was_taken_for_one_of_its_own_keeps_the_buffer_out() {
-    let store = Arc::new(MemStore::new(ByteCount::mib(64)).expect("store"));
-    let manager = manager(ByteCount::mib(4));
-    let config = || PoolConfig::new().checksum(false).deadline(SHORT);
-    let pool = config().create_on(Arc::clone(&store) as _, &manager).expect("pool");
-    let (first, _) = buffer_between_pages(&pool);
-    pool.flush().expect("flush");
-    drop(pool);
-    let pool = config().open_on(store, &manager).expect("opens");
-    // Without checksums nothing tells.
-    let inner = pool.fix_exclusive(PageId(first.0 + 5)).expect("page");
-    let error = pool.fix_buffer_shared(first, 3).expect_err("a page of it is held");
-    assert!(matches!(error, Error::LatchTimeout { page, .. } if page == inner.id()), "{error}");
-    let inner = inner.downgrade();
-    let error = pool.fix_buffer_shared(first, 3).expect_err("a page of it is resident");
-    assert!(matches!(error, Error::BadRange { .. }), "{error}");
-    drop(inner);
-    pool.evict_all().expect("clean");
-    let error = pool.fix_buffer_shared(first, 3).expect_err("a page of it was resident");
-    assert!(matches!(error, Error::BadRange { .. }), "{error}");
-    assert_eq!(pool.holders(), 0);
+    assert_no_such_pages(&pool, free().step_by(100));
+    kept.iter()
+        .chain([&last])
+        .for_each(|id| assert_holds(&pool.fix_shared(*id).expect("page"), *id));
+    let given: Vec<u64> = (0..1_999).map(|_| pool.allocate().expect("free").id().0).collect();
+    assert_eq!(given, free().collect::<Vec<_>>());
 }
 
 #[test]

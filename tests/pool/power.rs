@@ -610,6 +610,19 @@ fn a_wrong_byte_in_either_copy_of_the_header_loses_nothing() {
 }
 
 #[test]
+fn a_table_of_an_older_format_is_refused_and_stays_as_it_is() {
+    let store = used_device(16);
+    drop(config().create_on(Arc::new(store.clone()), &manager()).expect("created"));
+    let mut older = store.bytes();
+    [7, PAGE + 7].into_iter().for_each(|at| older[at] = b'4');
+    let device = PowerStore::new(older.clone());
+    let error = config().open_on(Arc::new(device.clone()), &manager()).map(drop);
+    let error = error.expect_err("another format").to_string();
+    assert!(error.contains("is a table of another version of the format"), "{error}");
+    assert!(device.bytes() == older);
+}
+
+#[test]
 fn after_a_sync_that_failed_no_flush_succeeds_and_memory_is_whole() {
     let memory = Arc::new(MemStore::new(ByteCount::mib(1)).expect("store"));
     let faulty = FaultyStore::new(memory, 1);

@@ -98,7 +98,6 @@ fn whatever_would_change_a_page_is_refused() {
     let pool = reading().open(&path, &manager()).expect("readable");
     is_refusal(pool.fix_exclusive(root));
     is_refusal(pool.allocate());
-    is_refusal(pool.allocate_buffer(2));
     is_refusal(pool.fix_to_overwrite(root));
     is_refusal(pool.fix_to_overwrite(PageId(4000)));
     is_refusal(BTree::create(&pool));

@@ -6,7 +6,7 @@
 
 use crate::common::PATIENCE;
 use farheap::manager::MemoryManager;
-use farheap::pool::{BufferPool, ExclusiveGuard, PoolConfig};
+use farheap::pool::{BufferPool, PoolConfig};
 use farheap::store::{MemStore, Queue, Request, Segment, Store};
 use farheap::{ByteCount, Error, PageId};
 use std::sync::Arc;
@@ -59,11 +59,6 @@ fn overwrite(pool: &BufferPool, page: u64) {
 
 fn in_use(pool: &BufferPool) -> Vec<u64> {
     pool.pages_in_use().map(|page| page.0).collect()
-}
-
-fn assert_bad(result: Result<ExclusiveGuard<'_>, Error>) {
-    let error = result.map(drop).expect_err("a page of it is in use");
-    assert!(matches!(error, Error::BadRange { .. }), "{error}");
 }
 
 /// Fills a page's place on the store with a byte.
@@ -127,37 +122,6 @@ fn a_page_is_brought_into_use_free_or_beyond_the_end_and_what_lies_between_is_fr
 }
 
 #[test]
-fn buffers_are_overwritten_and_brought_into_use_where_all_their_pages_are_free() {
-    let store = store();
-    let pool = create(&store);
-    add(&pool, 2);
-    let mut buffer = pool.fix_buffer_to_overwrite(PageId(10), 3).expect("beyond the end");
-    buffer.fill(9);
-    drop(buffer);
-    // Within what is free before it, over several of its pieces.
-    pool.fix_buffer_to_overwrite(PageId(5), 2).expect("free").fill(5);
-    assert_eq!(in_use(&pool), [2, 3, 5, 10]);
-    assert_bad(pool.fix_to_overwrite(PageId(11)));
-    assert_bad(pool.fix_buffer_to_overwrite(PageId(9), 1));
-    assert_bad(pool.fix_buffer_to_overwrite(PageId(10), 2));
-    assert_bad(pool.fix_to_overwrite(PageId(10)));
-    pool.flush().expect("flush");
-    let pool = reopen(&store, pool);
-    let mut buffer = pool.fix_buffer_to_overwrite(PageId(10), 3).expect("not known to be one");
-    assert!(buffer.iter().all(|byte| *byte == 0) && buffer.len() > 7 * PAGE as usize);
-    buffer.fill(8);
-    drop(buffer);
-    pool.evict_all().expect("written");
-    assert_bad(pool.fix_buffer_to_overwrite(PageId(10), 2));
-    assert!(pool.fix_buffer_shared(PageId(10), 3).expect("whole").iter().all(|byte| *byte == 8));
-    assert!(pool.fix_buffer_shared(PageId(5), 2).expect("whole").iter().all(|byte| *byte == 5));
-    pool.fix_buffer_exclusive(PageId(10), 3).expect("buffer").free();
-    overwrite(&pool, 14);
-    assert_eq!(in_use(&pool), [2, 3, 5, 14]);
-    assert_eq!(pool.holders(), 0);
-}
-
-#[test]
 fn numbers_that_no_page_can_have_are_errors_and_change_nothing() {
     let store = store();
     let pool = create(&store);
@@ -168,11 +132,10 @@ fn numbers_that_no_page_can_have_are_errors_and_change_nothing() {
         assert!(matches!(error, Error::NoSuchPage { .. }), "{error}");
     }
     let room = (64 << 20) / PAGE;
-    for (page, order) in [(room, 0), (u64::MAX, 0), (u64::MAX, 7), (room - 1, 1)] {
-        let result = pool.fix_buffer_to_overwrite(PageId(page), order).map(drop);
+    for page in [room, u64::MAX] {
+        let result = pool.fix_to_overwrite(PageId(page)).map(drop);
         assert!(matches!(result, Err(Error::StoreFull { .. })), "{page}: {result:?}");
     }
-    assert!(matches!(pool.fix_buffer_to_overwrite(PageId(9), 8), Err(Error::BadRange { .. })));
     assert_eq!((in_use(&pool), pool.pages().get()), (vec![2], 3));
     assert_eq!(pool.account().used(), used);
     overwrite(&pool, room - 1);

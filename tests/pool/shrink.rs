@@ -80,16 +80,13 @@ fn a_flush_gives_the_space_of_free_pages_at_the_end_back() {
 }
 
 #[test]
-fn a_table_of_buffers_that_are_all_freed_is_a_header() {
+fn a_table_of_pages_that_are_all_freed_is_a_header() {
     let dir = tempfile::tempdir().expect("directory");
     let (path, manager) = (dir.path().join("table"), manager());
     let pool = PoolConfig::new().create(&path, CAPACITY, &manager).expect("pool");
-    let buffers: Vec<_> =
-        (0..100).map(|n| (pool.allocate_buffer(n % 8).expect("room").id(), n % 8)).collect();
+    let pages = add(&pool, 3_000);
     pool.flush().expect("flush");
-    for (page, order) in buffers {
-        pool.fix_buffer_exclusive(page, order).expect("buffer").free();
-    }
+    free(&pool, &pages);
     pool.flush().expect("flush");
     assert_eq!(pool.pages().get(), 2);
     assert_eq!(pool.pages_in_use().count(), 0);
@@ -154,16 +151,10 @@ fn what_the_table_loses_costs_nothing_of_the_limit_any_more() {
     let kept = add(&pool, 100);
     let before = pool.stats().metadata_bytes.get();
     for round in 0..3 {
-        let mut pages = add(&pool, 12_000);
-        // A buffer of several pages reaches into two chunks.
-        let buffers: Vec<PageId> =
-            (0..5).map(|_| pool.allocate_buffer(7).expect("room").id()).collect();
+        let mut pages = add(&pool, 12_640);
         let large = pool.stats().metadata_bytes.get();
         assert!(large >= before + 24 * 4096, "{large} after {before}");
         free(&pool, &pages.split_off(if round == 2 { 5_000 } else { 0 }));
-        buffers.iter().for_each(|page| {
-            pool.fix_buffer_exclusive(*page, 7).expect("buffer").free();
-        });
         pool.flush().expect("flush");
         let small = pool.stats().metadata_bytes.get();
         // Of 12,640 pages 5,000 stay in the last round. Before Linux 6.14 the kernel keeps page tables.

@@ -275,11 +275,8 @@ static void a_pool(void) {
         FAILS(FARHEAP_E_NO_SUCH_PAGE, farheap_pool_fix_many(p, &ids[i], 1, pages));
         CHECK(farheap_pool_try_fix_shared(p, ids[i], &page) != FARHEAP_OK);
         CHECK(farheap_pool_try_fix_exclusive(p, ids[i], &page) != FARHEAP_OK);
-        CHECK(farheap_pool_fix_buffer_shared(p, ids[i], 7, &page) != FARHEAP_OK);
-        CHECK(farheap_pool_fix_buffer_exclusive(p, ids[i], 1, &page) != FARHEAP_OK);
         OK(farheap_pool_prefetch(p, &ids[i], 1)); /* advice */
     }
-    FAILS(FARHEAP_E_BAD_RANGE, farheap_pool_fix_buffer_shared(p, id, 3, &page));
     FAILS(FARHEAP_E_ARGUMENT, farheap_pool_fix_many(p, ids, SIZE_MAX, pages));
     FAILS(FARHEAP_E_ARGUMENT, farheap_pool_prefetch(p, ids, SIZE_MAX / 8));
     const uint64_t same[] = {id, id, id, id}, half[] = {id, UINT64_MAX};

@@ -126,7 +126,6 @@ static void calls_on_a_pool(farheap_status code, farheap_pool *p) {
     FAILS(code, farheap_pool_pages_in_use(p, NULL, NULL));
     FAILS(code, farheap_pool_dirty_pages(p, NULL, NULL));
     FAILS(code, farheap_pool_fix_to_overwrite(p, 1, &page));
-    FAILS(code, farheap_pool_fix_buffer_to_overwrite(p, 1, 1, &page));
     FAILS(code, farheap_pool_prefetch(p, &id, 1));
     FAILS(code, farheap_pool_evict_all(p));
     FAILS(code, farheap_pool_evict_clean(p, 1, &id));
@@ -140,7 +139,6 @@ static void calls_on_a_pool(farheap_status code, farheap_pool *p) {
     NOTHING(code, farheap_pool_page_address(p, 2));
     NOTHING(code, farheap_pool_page_at(p, &page));
     FAILS(code, farheap_pool_allocate(p, &page));
-    FAILS(code, farheap_pool_allocate_buffer(p, 1, &page));
     FAILS(code, farheap_pool_fix_shared(p, id, &page));
     FAILS(code, farheap_pool_fix_exclusive(p, id, &page));
     FAILS(code, farheap_pool_fix_shared_within(p, id, 1, &page));
@@ -148,8 +146,6 @@ static void calls_on_a_pool(farheap_status code, farheap_pool *p) {
     FAILS(code, farheap_pool_try_fix_shared(p, id, &page));
     FAILS(code, farheap_pool_try_fix_exclusive(p, id, &page));
     FAILS(code, farheap_pool_fix_optimistic(p, id, &page));
-    FAILS(code, farheap_pool_fix_buffer_shared(p, id, 1, &page));
-    FAILS(code, farheap_pool_fix_buffer_exclusive(p, id, 1, &page));
     FAILS(code, farheap_pool_fix_many(p, &id, 1, &page));
     farheap_btree *tree = NULL;
     FAILS(code, farheap_btree_create(p, &tree));

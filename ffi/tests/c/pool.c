@@ -188,18 +188,10 @@ static void many_pages_and_buffers(farheap_pool *pool) {
     OK(farheap_pool_set_floor(pool, MIB));
     OK(farheap_pool_set_ceiling(pool, 16 * MIB));
 
-    OK(farheap_pool_allocate_buffer(pool, 3, &page));
+    OK(farheap_pool_allocate(pool, &page));
     uint64_t id = page.id;
-    CHECK(page.len > 7 * 8192);
-    farheap_page_write(&page)[page.len - 1] = 9;
-    OK(farheap_page_unfix(&page));
-    OK(farheap_pool_fix_buffer_shared(pool, id, 3, &page));
-    CHECK(page.data[page.len - 1] == 9);
-    OK(farheap_page_unfix(&page));
-    OK(farheap_pool_fix_buffer_exclusive(pool, id, 3, &page));
     OK(farheap_page_free(&page));
-    FAILS(FARHEAP_E_BAD_RANGE, farheap_pool_allocate_buffer(pool, 8, &page));
-    FAILS(FARHEAP_E_BAD_RANGE, farheap_pool_fix_buffer_shared(pool, id, 4000, &page));
+    FAILS(FARHEAP_E_NO_SUCH_PAGE, farheap_pool_fix_shared(pool, id, &page));
 }
 
 /* Numbers that a visit was told of. */
@@ -242,11 +234,9 @@ static void redo(farheap_manager *manager, const char *path) {
     CHECK(page.data[0] == 0 && farheap_page_lsn(&page) == 0);
     farheap_page_write(&page)[0] = 8;
     OK(farheap_page_unfix(&page));
-    OK(farheap_pool_fix_buffer_to_overwrite(pool, first + 16, 2, &page));
-    CHECK(page.len > 3 * 4096);
+    OK(farheap_pool_fix_to_overwrite(pool, first + 16, &page));
     farheap_page_write(&page)[page.len - 1] = 7;
     OK(farheap_page_unfix(&page));
-    FAILS(FARHEAP_E_BAD_RANGE, farheap_pool_fix_to_overwrite(pool, first + 16, &page));
     FAILS(FARHEAP_E_NO_SUCH_PAGE, farheap_pool_fix_to_overwrite(pool, 0, &page));
     FAILS(FARHEAP_E_STORE_FULL, farheap_pool_fix_to_overwrite(pool, 1 << 30, &page));
 

@@ -138,11 +138,6 @@ static void manager_and_pool() {
         pages.flush();
         pages.prefetch(ids);
         CHECK(pages.fix_many(ids)[99].read<std::uint64_t>(8) == 99);
-        exclusive_guard buffer = pages.allocate_buffer(2);
-        const std::uint64_t first = buffer.id();
-        buffer.unfix();
-        CHECK(pages.fix_buffer_shared(first, 2).size() > 3 * 8192);
-        pages.fix_buffer_exclusive(first, 2).write<int>(0, 1);
         std::move(*pages.try_fix_exclusive(ids[50])).free();
         pages.set_floor(mib);
         pages.set_ceiling(16 * mib);
@@ -312,7 +307,7 @@ static void redo() {
     pool pages = pool::create(limit, table.path, 16 * mib);
     const std::uint64_t first = pages.allocate().id();
     pages.fix_to_overwrite(first + 5).write<int>(0, 5);
-    pages.fix_buffer_to_overwrite(first + 8, 1).write<int>(4096, 8);
+    pages.fix_to_overwrite(first + 8).write<int>(0, 8);
     CHECK((pages.pages_in_use() == std::vector<std::uint64_t>{first, first + 5, first + 8}));
     pages.flush_pages({first, first + 5});
     CHECK(pages.dirty_pages().size() == 1);

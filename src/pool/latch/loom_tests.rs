@@ -17,7 +17,7 @@ fn absent() -> Arc<Page> {
 fn page() -> Arc<Page> {
     let page = absent();
     assert!(page.latch.try_begin_load(page.latch.load()));
-    page.latch.loaded(false, 0, 0);
+    page.latch.loaded(false, 0);
     page.latch.unlock(false);
     page
 }
@@ -151,7 +151,7 @@ fn loom_a_page_that_is_being_allocated_is_loaded_by_nobody() {
         assert!(page.latch.try_begin_load(seen), "nobody has it yet: {seen:?}");
         end.store(1, Ordering::Release);
         add_one(&page);
-        page.latch.loaded(false, 0, 0);
+        page.latch.loaded(false, 0);
         page.latch.unlock(true);
         early.join().expect("early");
         assert!(page.latch.load().is_free(), "{:?}", page.latch.load());
@@ -169,7 +169,7 @@ fn loom_memory_of_a_buffer_and_of_a_page_inside_of_it_is_never_both_in_use() {
             let is_loaded = load_if_inside(&by_itself, &seen_end);
             if is_loaded {
                 add_one(&by_itself);
-                by_itself.latch.loaded(false, 0, 0);
+                by_itself.latch.loaded(false, 0);
                 by_itself.latch.unlock(false);
             }
             is_loaded
