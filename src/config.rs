@@ -24,7 +24,6 @@ mod options;
 mod text;
 mod value;
 
-pub use crate::paging::region::policy::PolicyKind;
 #[doc(no_inline)]
 pub use crate::paging::region::{Install, Mode};
 #[doc(no_inline)]

@@ -68,7 +68,7 @@ static RUNNING: Ranked<Vec<Running>> = Ranked::new(Rank::Heap, Vec::new());
 ///
 /// The heap that [`start`](Heap::start) starts is the default tier: [`Far`](crate::Far), far scopes and the
 /// global allocator allocate from it. [`add_tier`](Heap::add_tier) adds others, each with a device, page
-/// size, limit and policy of its own, which programs name ([`Tier`]).
+/// size and limit of its own, which programs name ([`Tier`]).
 ///
 /// Everything a [`Region`] can do with a range of its memory (`prefetch`, `evict`, `pin`,
 /// `advise`, `stats`, `set_limit`) it can do here with far allocations.

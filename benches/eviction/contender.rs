@@ -1,9 +1,7 @@
-//! What is compared: the library's policies, and two that it does not have.
-//!
-//! The clock and SIEVE are not among the library's, because without accessed bits no trace is a reason to
-//! choose them: `docs/design/eviction.md`.
+//! What is compared: the library's policy, and four that it does not have (`docs/design/eviction.md`).
 
-use farheap::region::policy::{EvictionPolicy, Hint, Insert, PolicyKind};
+use crate::s3fifo::S3Fifo;
+use farheap::region::policy::{Insert, Policy};
 use farheap::{PageCount, PageId};
 use std::fmt;
 
@@ -12,51 +10,87 @@ const TURNS_MAX: u8 = 3;
 /// Pages with turns left that are passed over, at most, for each victim: as in the library.
 const SKIPS_MAX: u32 = 32;
 
+/// A policy, as [`Policy`] describes it.
+pub(crate) trait Eviction {
+    fn resident(&self) -> PageCount;
+    fn inserted(&mut self, page: PageId, how: Insert);
+    fn retouched(&mut self, page: PageId);
+    fn evicted(&mut self, page: PageId);
+    fn removed(&mut self, page: PageId);
+    fn victims(&mut self, want: PageCount, out: &mut dyn FnMut(PageId)) -> PageCount;
+}
+
+impl Eviction for Policy {
+    fn resident(&self) -> PageCount {
+        Policy::resident(self)
+    }
+
+    fn inserted(&mut self, page: PageId, how: Insert) {
+        Policy::inserted(self, page, how);
+    }
+
+    fn retouched(&mut self, page: PageId) {
+        Policy::retouched(self, page);
+    }
+
+    fn evicted(&mut self, page: PageId) {
+        Policy::evicted(self, page);
+    }
+
+    fn removed(&mut self, page: PageId) {
+        Policy::removed(self, page);
+    }
+
+    fn victims(&mut self, want: PageCount, out: &mut dyn FnMut(PageId)) -> PageCount {
+        Policy::victims(self, want, out)
+    }
+}
+
 /// A policy that is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Contender {
-    Library(PolicyKind),
+    /// First in, first out, as in UMap; a page touched while it cools starts anew.
+    Fifo,
     /// Second chance: the hand lets a page cool, and a touch in that time earns it turns.
     Clock,
+    /// Probation, main and ghost queues.
+    S3Fifo,
     /// SIEVE (Zhang et al., NSDI 2024): survivors keep their place, and the hand goes on to newer pages.
     Sieve,
+    /// The library's.
+    Tenure,
 }
 
 impl Contender {
-    pub(crate) const ALL: [Contender; 5] = [
-        Contender::FIFO,
-        Contender::Clock,
-        Contender::Library(PolicyKind::S3Fifo),
-        Contender::Sieve,
-        Contender::DEFAULT,
-    ];
-    pub(crate) const FIFO: Contender = Contender::Library(PolicyKind::Fifo);
-    pub(crate) const DEFAULT: Contender = Contender::Library(PolicyKind::Tenure);
+    pub(crate) const ALL: [Contender; 5] =
+        [Contender::Fifo, Contender::Clock, Contender::S3Fifo, Contender::Sieve, Contender::Tenure];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Contender::Library(kind) => kind.name(),
+            Contender::Fifo => "fifo",
             Contender::Clock => "clock",
+            Contender::S3Fifo => "s3fifo",
             Contender::Sieve => "sieve",
+            Contender::Tenure => "tenure",
         }
     }
 
     /// Builds it for a region of `pages`, of which about `resident` fit.
-    pub(crate) fn build(self, pages: PageCount, resident: PageCount) -> Box<dyn EvictionPolicy> {
+    pub(crate) fn build(self, pages: PageCount, resident: PageCount) -> Box<dyn Eviction> {
         match self {
-            Contender::Library(kind) => {
-                kind.build(pages, resident).expect("a few megabytes can be mapped")
+            Contender::Tenure => {
+                Box::new(Policy::new(pages, resident).expect("a few megabytes can be mapped"))
             }
-            Contender::Clock => Box::new(Hand::new(pages, false)),
-            Contender::Sieve => Box::new(Hand::new(pages, true)),
+            Contender::S3Fifo => Box::new(S3Fifo::new(pages, resident)),
+            hand => Box::new(Hand::new(pages, hand)),
         }
     }
 }
 
-/// Checks the two that the library does not have against what they are meant to do.
+/// Checks those that the library does not have against what they are meant to do.
 pub(crate) fn check() {
     let pages = PageCount(100);
-    let named = |policy: &mut dyn EvictionPolicy, want| {
+    let named = |policy: &mut dyn Eviction, want| {
         let mut found = Vec::new();
         policy.victims(PageCount(want), &mut |page| found.push(page.get()));
         found
@@ -88,6 +122,15 @@ pub(crate) fn check() {
     sieve.inserted(PageId(5), Insert::Fresh);
     assert_eq!(named(sieve, 2), [4, 5], "new pages are ahead of the hand");
     assert_eq!(named(sieve, 1), [1], "the survivor comes a lap later");
+
+    let mut s3fifo = Contender::S3Fifo.build(pages, PageCount(10));
+    let s3fifo = s3fifo.as_mut();
+    [1, 2].into_iter().for_each(|page| s3fifo.inserted(PageId(page), Insert::Fresh));
+    assert_eq!(named(s3fifo, 2), [1, 2]);
+    [1, 2].into_iter().for_each(|page| s3fifo.evicted(PageId(page)));
+    s3fifo.inserted(PageId(1), Insert::Filled);
+    s3fifo.inserted(PageId(2), Insert::Prefetched);
+    assert_eq!(named(s3fifo, 2), [2, 1], "what was read ahead is on probation, ghost or not");
 }
 
 impl fmt::Display for Contender {
@@ -131,21 +174,25 @@ impl Note {
 
 /// A list of pages by arrival, over which a hand goes.
 #[derive(Debug)]
-struct Hand {
+pub(crate) struct Hand {
     notes: Vec<Note>,
     oldest: u32,
     newest: u32,
     len: u64,
     /// What survives keeps its place.
     is_sieve: bool,
+    /// Turns that a page can earn.
+    turns_max: u8,
     /// The next page that SIEVE tries; `NONE`: the oldest.
     at: u32,
 }
 
 impl Hand {
-    fn new(pages: PageCount, is_sieve: bool) -> Hand {
+    pub(crate) fn new(pages: PageCount, kind: Contender) -> Hand {
         let notes = vec![Note::UNKNOWN; pages.get() as usize];
-        Hand { notes, oldest: NONE, newest: NONE, len: 0, is_sieve, at: NONE }
+        let is_sieve = kind == Contender::Sieve;
+        let turns_max = if kind == Contender::Fifo { 0 } else { TURNS_MAX };
+        Hand { notes, oldest: NONE, newest: NONE, len: 0, is_sieve, turns_max, at: NONE }
     }
 
     fn note(&mut self, page: u32) -> &mut Note {
@@ -184,13 +231,14 @@ impl Hand {
         self.len -= 1;
     }
 
-    /// The next page without turns left, if one is near.
-    fn next(&mut self) -> u32 {
+    /// Takes the next page without turns left, if one is near.
+    pub(crate) fn next(&mut self) -> PageId {
         for skips in 0.. {
             let page = if self.is_sieve && self.at != NONE { self.at } else { self.oldest };
             if skips == SKIPS_MAX || !self.note(page).take_turn() {
                 self.unlist(page);
-                return page;
+                self.note(page).place = Place::Victim;
+                return PageId(u64::from(page));
             }
             if self.is_sieve {
                 self.at = self.note(page).newer;
@@ -203,7 +251,7 @@ impl Hand {
     }
 }
 
-impl EvictionPolicy for Hand {
+impl Eviction for Hand {
     fn resident(&self) -> PageCount {
         PageCount(self.len)
     }
@@ -213,9 +261,9 @@ impl EvictionPolicy for Hand {
     }
 
     fn retouched(&mut self, page: PageId) {
-        let page = page.get() as u32;
+        let (page, most) = (page.get() as u32, self.turns_max);
         let note = self.note(page);
-        note.credit = (note.credit + 1).min(TURNS_MAX);
+        note.credit = (note.credit + 1).min(most);
         note.turns = note.credit;
         let behind = if self.is_sieve { self.at } else { NONE };
         self.list(page, behind);
@@ -224,8 +272,6 @@ impl EvictionPolicy for Hand {
     fn evicted(&mut self, page: PageId) {
         *self.note(page.get() as u32) = Note::UNKNOWN;
     }
-
-    fn bypassed(&mut self, _page: PageId) {}
 
     fn removed(&mut self, page: PageId) {
         let page = page.get() as u32;
@@ -237,15 +283,7 @@ impl EvictionPolicy for Hand {
 
     fn victims(&mut self, want: PageCount, out: &mut dyn FnMut(PageId)) -> PageCount {
         let named = want.min(self.resident());
-        for _ in 0..named.get() {
-            let page = self.next();
-            self.note(page).place = Place::Victim;
-            out(PageId(u64::from(page)));
-        }
+        (0..named.get()).for_each(|_| out(self.next()));
         named
     }
-
-    fn advise(&mut self, _page: PageId, _hint: Hint) {}
-
-    fn resize(&mut self, _resident: PageCount) {}
 }

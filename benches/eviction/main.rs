@@ -13,6 +13,7 @@
 
 mod contender;
 mod report;
+mod s3fifo;
 mod sim;
 mod trace;
 
@@ -180,5 +181,5 @@ fn check(case: &Case, trace: &Trace) {
         assert_eq!(run.outcome.minor, 0, "{what}: nothing cools, but {} saw it", run.kind);
     }
     let queue = sim::plain_queue(trace, frames(trace.pages, case.cache_permille));
-    assert_eq!(case.outcome(Contender::FIFO, 0), queue, "{what}: fifo is no plain queue");
+    assert_eq!(case.outcome(Contender::Fifo, 0), queue, "{what}: fifo is no plain queue");
 }

@@ -8,7 +8,7 @@ use std::error::Error;
 use std::fs;
 use std::path::Path;
 
-/// Against first in, first out the default policy should never lose more than noise.
+/// Against first in, first out the library's policy should never lose more than noise.
 const FIFO_GOAL: &str = "0.97";
 
 /// What a read and a minor fault cost, in microseconds: 4 KiB from a disk at queue depth one,
@@ -31,7 +31,7 @@ pub(crate) fn print(cases: &[Case]) {
     for case in cases {
         let cache = case.cache_pct();
         let percent = |outcome: Outcome| 100.0 * outcome.hit_ratio();
-        let fifo = case.outcome(Contender::FIFO, 0);
+        let fifo = case.outcome(Contender::Fifo, 0);
         print!("{:13} {cache:>5}% {:>7.2}", case.trace, percent(case.belady));
         print!(" {:>7.2}", percent(fifo));
         for kind in Contender::ALL {
@@ -87,13 +87,13 @@ pub(crate) fn write(cases: &[Case], folder: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// The default policy against the optimum and against first in, first out.
+/// The library's policy against the optimum and against first in, first out.
 fn summary(cases: &[Case]) -> String {
     let mut text = "work,value,unit,baseline,baseline_value,ratio,goal\n".to_owned();
     for case in cases {
         let work = format!("{} with {} % cached", case.trace, case.cache_pct());
-        let value = case.outcome(Contender::DEFAULT, COOLING_PCT).hit_ratio();
-        let fifo = case.outcome(Contender::FIFO, 0).hit_ratio();
+        let value = case.outcome(Contender::Tenure, COOLING_PCT).hit_ratio();
+        let fifo = case.outcome(Contender::Fifo, 0).hit_ratio();
         let belady = case.belady.hit_ratio();
         for (name, base, goal) in [("belady", belady, ""), ("fifo (umap)", fifo, FIFO_GOAL)] {
             // What divides by a baseline of nothing has no ratio.
@@ -153,13 +153,13 @@ fn bars(case: &Case) -> Vec<(String, f64, RGBColor)> {
         RGBColor(50, 90, 160),
         RGBColor(110, 80, 160),
     ];
-    let fifo = case.outcome(Contender::FIFO, 0).hit_ratio();
+    let fifo = case.outcome(Contender::Fifo, 0).hit_ratio();
     let mut bars = vec![("fifo as in UMap".to_owned(), fifo, RGBColor(190, 190, 190))];
-    let others = Contender::ALL.into_iter().filter(|&kind| kind != Contender::FIFO);
+    let others = Contender::ALL.into_iter().filter(|&kind| kind != Contender::Fifo);
     for (index, kind) in others.enumerate() {
-        let best = kind == Contender::DEFAULT;
+        let best = kind == Contender::Tenure;
         let colour = if best { RGBColor(220, 110, 30) } else { COLOURS[index % COLOURS.len()] };
-        let name = if best { format!("{kind} (default)") } else { kind.to_string() };
+        let name = if best { format!("{kind} (the library's)") } else { kind.to_string() };
         bars.push((name, case.outcome(kind, COOLING_PCT).hit_ratio(), colour));
     }
     bars.push(("LRU that sees hits".to_owned(), case.lru.hit_ratio(), RGBColor(120, 180, 120)));

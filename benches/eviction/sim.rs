@@ -5,9 +5,9 @@
 //! page is invisible, a hit on a cooling page is a minor fault, a touch of an absent page is a
 //! read, the first touch ever is zero-filled and costs no read.
 
-use crate::contender::Contender;
+use crate::contender::{Contender, Eviction};
 use crate::trace::Trace;
-use farheap::region::policy::{EvictionPolicy, Insert};
+use farheap::region::policy::Insert;
 use farheap::{PageCount, PageId};
 use std::collections::{BinaryHeap, VecDeque};
 
@@ -42,7 +42,7 @@ enum State {
 
 /// A cache driven by one policy.
 struct Cache {
-    policy: Box<dyn EvictionPolicy>,
+    policy: Box<dyn Eviction>,
     states: Vec<State>,
     frames: u64,
     cooling_target: u64,

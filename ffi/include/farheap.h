@@ -254,7 +254,7 @@ farheap_status farheap_start_env_abi(uint32_t abi, farheap_heap **out) FARHEAP_N
 
 /* Another handle of the heap that runs; FARHEAP_E_NOT_RUNNING if none does. */
 farheap_status farheap_running(farheap_heap **out) FARHEAP_NOEXCEPT;
-/* Adds a far tier to the heap: with a device, page size, limit and policy of its own, from a text form. What it
+/* Adds a far tier to the heap: with a device, page size and limit of its own, from a text form. What it
  * gives is a handle of that tier, for hints, statistics and farheap_heap_placement(). Nothing goes there
  * unless it is asked for. The name is 1 to 32 letters, digits, '-' and '_'; up to 7 further tiers. */
 farheap_status farheap_add_tier(farheap_heap *heap, const char *name, const char *config,

@@ -9,7 +9,6 @@ use super::value::{
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
 use crate::for_options;
-use crate::paging::region::policy::PolicyKind;
 use crate::paging::region::{Install, Mode, PAGE_MAX, PAGE_MIN, RegionConfig};
 use crate::store::{IoEngine, Wipe};
 use crate::sys::{environment, probe};

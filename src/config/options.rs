@@ -8,7 +8,6 @@
 use super::value::{Limit, Metadata, Place, UserMode, Value, suggest};
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
-use crate::paging::region::policy::PolicyKind;
 use crate::paging::region::{Install, Mode};
 use crate::store::{IoEngine, Wipe};
 use std::path::PathBuf;
@@ -156,13 +155,6 @@ macro_rules! for_options {
         install: value(Install) = Install::Auto,
             "which operation installs and evicts pages",
             { region c text install, "", "", "to force a path" };
-
-        /// Default: [`PolicyKind::Tenure`], which keeps a part of a scan that is larger than memory.
-        /// The documentation of [`PolicyKind`] compares them; measure with the program's own
-        /// accesses before changing it.
-        policy: value(PolicyKind) = PolicyKind::Tenure,
-            "which page is evicted next",
-            { region c text policy, "", "", "it was measured that another one reads less" };
 
         /// Default: on. Off only where the device checks end to end and every nanosecond counts.
         checksum: value(bool) = true,

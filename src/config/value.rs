@@ -4,7 +4,6 @@
 
 use crate::base::error::Error;
 use crate::base::units::ByteCount;
-use crate::paging::region::policy::PolicyKind;
 use crate::paging::region::{Install, Mode};
 use crate::store::{IoEngine, Wipe};
 use std::path::PathBuf;
@@ -144,12 +143,6 @@ names! {
     Metadata { "local" Metadata::Local, "far" Metadata::Far }
     Mode { "handler" Mode::Handler, "in_thread" Mode::InThread }
     Wipe { "off" Wipe::Off, "discard" Wipe::Discard, "zero" Wipe::Zero }
-}
-
-impl Named for PolicyKind {
-    fn names() -> impl Iterator<Item = (&'static str, Self)> {
-        PolicyKind::ALL.into_iter().map(|kind| (kind.name(), kind))
-    }
 }
 
 impl<T: Named> Value for T {

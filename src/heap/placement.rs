@@ -49,7 +49,7 @@ pub enum Placement {
 ///         return Ok(());
 ///     }
 /// };
-/// // One string per tier: its device, page size, limit, policy.
+/// // One string per tier: its device, page size, limit.
 /// let cold = heap.add_tier("cold", Config::parse("far_limit:8MiB,capacity:64MiB,page:64KiB")?)?;
 ///
 /// let mut column: Vec<u64, Tier> = Vec::new_in(cold.tier());

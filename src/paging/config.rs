@@ -3,7 +3,6 @@
 use crate::base::error::{Error, Result};
 use crate::base::settings::settings;
 use crate::base::units::{ByteCount, PageCount, SlotCount};
-use crate::paging::evict::policy::PolicyKind;
 use crate::paging::table_sizes::{self, Committed};
 use crate::store::Wipe;
 use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE};
@@ -135,10 +134,6 @@ settings! {
         ///
         /// Default: yes.
         readahead: value(bool) = true,
-        /// Sets which page is evicted next.
-        ///
-        /// Default: tenure, by `docs/design/eviction.md`.
-        policy: value(PolicyKind) = PolicyKind::Tenure,
         /// Sets whether a region refuses to start where only faults of user mode can be served.
         ///
         /// Default: no.

@@ -1,4 +1,4 @@
-//! Several far tiers at once: each with its own device, page size, limit and policy.
+//! Several far tiers at once: each with its own device, page size and limit.
 //!
 //! Guards: G1, G5.
 
@@ -17,9 +17,9 @@ use std::time::Duration;
 
 /// What the further tiers of most tests are: of other page sizes, limits and policies.
 const TIERS: [(&str, &str); 3] = [
-    ("small", "far_limit:8MiB,capacity:256MiB,page:4KiB,policy:tenure"),
-    ("large", "far_limit:16MiB,capacity:256MiB,page:256KiB,policy:s3fifo"),
-    ("plain", "far_limit:8MiB,capacity:256MiB,page:64KiB,policy:fifo,io:sync"),
+    ("small", "far_limit:8MiB,capacity:256MiB,page:4KiB"),
+    ("large", "far_limit:16MiB,capacity:256MiB,page:256KiB"),
+    ("plain", "far_limit:8MiB,capacity:256MiB,page:64KiB,io:sync"),
 ];
 
 fn config(text: &str) -> Config {
@@ -52,8 +52,8 @@ fn are_right(numbers: &TierVec<u64, Tier>) -> bool {
 }
 
 #[test]
-fn each_tier_has_its_own_device_page_size_limit_and_policy() {
-    alone("each_tier_has_its_own_device_page_size_limit_and_policy", || {
+fn each_tier_has_its_own_device_page_size_and_limit() {
+    alone("each_tier_has_its_own_device_page_size_and_limit", || {
         let _watchdog = watchdog("heap_tiers", Duration::from_secs(120));
         let Some(tiers) = four() else { return };
         let columns = tiers.each_ref().map(|tier| numbers(tier.tier(), 6 << 20)); // 48 MiB each

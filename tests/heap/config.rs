@@ -4,7 +4,7 @@
 
 use crate::common::child::path_of;
 use farheap::config::{
-    Builder, Install, IoEngine, Limit, Metadata, Mode, Place, PolicyKind, UserMode, Wipe,
+    Builder, Install, IoEngine, Limit, Metadata, Mode, Place, UserMode, Wipe,
 };
 use farheap::store::MemStore;
 use farheap::{ByteCount, Config, Error, Heap};
@@ -37,7 +37,7 @@ fn every_key_is_read() {
     let config = Config::parse(
         "far_limit:512MiB, limit:2GiB, device:/dev/nvme1n1, overwrite:on, capacity:10GiB, reserve:on, page:256KiB, \
          handlers:3, threshold:off, place:all, span:2TiB, io:uring, install:copy, checksum:off, deadline:1m30s, \
-         poll:50us, policy:s3fifo, user_mode:far, readahead:off, mode:in_thread, dump:on, encrypt:on, wipe:zero",
+         poll:50us, user_mode:far, readahead:off, mode:in_thread, dump:on, encrypt:on, wipe:zero",
     )
     .expect("every key");
     assert_eq!(config.far_limit(), ByteCount::mib(512));
@@ -57,7 +57,6 @@ fn every_key_is_read() {
     assert!(!config.checksum());
     assert_eq!(config.deadline(), Duration::from_secs(90));
     assert_eq!(config.poll(), Some(Duration::from_micros(50)));
-    assert_eq!(config.policy(), PolicyKind::S3Fifo);
     assert_eq!(config.user_mode(), UserMode::Far);
     assert!(!config.readahead());
     assert_eq!(config.mode(), Mode::InThread);
@@ -71,7 +70,7 @@ fn defaults_are_as_documented() {
     assert_eq!(
         config.to_string(),
         "limit:auto,far_limit:auto,overwrite:off,reserve:off,page:16KiB,threshold:64KiB,place:by_size,handlers:auto,span:1TiB,io:auto,\
-         install:auto,policy:tenure,checksum:on,deadline:30s,poll:200us,user_mode:auto,readahead:on,\
+         install:auto,checksum:on,deadline:30s,poll:200us,user_mode:auto,readahead:on,\
          mode:handler,encrypt:off,compress:off,wipe:off,dump:off,metadata:local,node:any,check:off"
     );
 }
@@ -114,8 +113,6 @@ fn a_malformed_value_is_refused_with_its_key() {
         ("deadline:soon", "deadline", "not a duration"),
         ("deadline:0s", "deadline", "must be from"),
         ("deadline:2days", "deadline", "must be from"),
-        ("policy:lru", "policy", "not one of fifo, s3fifo, tenure"),
-        ("policy:tenur", "policy", "did you mean `tenure`?"),
         ("poll:1ms", "poll", "at most 500us"),
         ("poll:no", "poll", "not a duration"),
         ("user_mode:on", "user_mode", "not one of auto, far, require_kernel"),
@@ -277,7 +274,6 @@ prop_compose! {
         install in prop_oneof![Just(Install::Auto), Just(Install::Copy), Just(Install::Move)],
         deadline_ns in 1_000_000u64..=86_400_000_000_000,
         poll_ns in proptest::option::of(0u64..=500_000),
-        policy in proptest::sample::select(&PolicyKind::ALL[..]),
         (checksum, readahead) in any::<(bool, bool)>(),
         (user_mode, mode) in prop_oneof![
             Just((UserMode::Auto, Mode::Handler)),
@@ -308,7 +304,6 @@ prop_compose! {
             .checksum(checksum)
             .deadline(Duration::from_nanos(deadline_ns))
             .poll(poll_ns.map(Duration::from_nanos))
-            .policy(policy)
             .user_mode(user_mode)
             .readahead(readahead)
             .mode(mode)

@@ -29,7 +29,6 @@ mod steps;
 mod workload;
 
 use clap::Parser;
-use farheap::region::policy::PolicyKind;
 use farheap::region::{Mode, RegionConfig};
 use farheap::sub::CollectiveConfig;
 use report::Row;
@@ -60,9 +59,6 @@ struct Args {
     /// Variants as `btree:dfs`, `skiplist:local+page`, `paged:hot`, `leveled:far`; default all.
     #[arg(long, value_delimiter = ',')]
     variant: Vec<String>,
-    /// Eviction policy of the page cache; default the region's own.
-    #[arg(long)]
-    policy: Option<PolicyKind>,
     /// Faults served by handler threads, not by the thread that faults.
     #[arg(long)]
     handlers: bool,
@@ -135,7 +131,6 @@ impl Args {
     fn region(&self, n: u64) -> RegionConfig {
         CollectiveConfig::default_region()
             .limit(run::ample(n))
-            .policy(self.policy.unwrap_or_default())
             // No pointer of a container reaches a system call.
             .mode(if self.handlers { Mode::Handler } else { Mode::InThread })
     }

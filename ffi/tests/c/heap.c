@@ -137,7 +137,6 @@ static farheap_heap *start(void) {
     config.dump = FARHEAP_OFF;
     config.overwrite = FARHEAP_OFF;
     config.poll_us = FARHEAP_NONE;
-    config.policy = "s3fifo";
     farheap_heap *heap = NULL;
     skip_unless_permitted(farheap_start_config(&config, &heap));
     CHECK(heap);

@@ -5,7 +5,7 @@
 
 use crate::base::error::Result;
 use crate::base::units::{PageCount, PageId};
-use crate::paging::evict::policy::{EvictionPolicy, Hint, Insert};
+use crate::paging::evict::policy::{Hint, Insert, Policy};
 use crate::paging::evict::returns::Returns;
 
 /// Pages that have ever come in.
@@ -22,7 +22,7 @@ pub(in crate::paging) struct Arrived {
 /// The resident pages as the policy knows them, and what is known of those that left.
 #[derive(Debug)]
 pub(in crate::paging) struct Residents {
-    policy: Box<dyn EvictionPolicy>,
+    policy: Policy,
     arrived: Arrived,
     returns: Returns,
 }
@@ -32,12 +32,8 @@ impl Residents {
     ///
     /// # Errors
     /// When the kernel refuses a mapping.
-    pub(in crate::paging) fn new(
-        policy: Box<dyn EvictionPolicy>,
-        pages: PageCount,
-        limit: PageCount,
-    ) -> Result<Residents> {
-        let returns = Returns::new(pages, limit)?;
+    pub(in crate::paging) fn new(pages: PageCount, limit: PageCount) -> Result<Residents> {
+        let (policy, returns) = (Policy::new(pages, limit)?, Returns::new(pages, limit)?);
         Ok(Residents { policy, arrived: Arrived::default(), returns })
     }
 
@@ -106,7 +102,7 @@ impl Residents {
         self.policy.resize(limit);
     }
 
-    // As `EvictionPolicy` says.
+    // As `Policy` says.
 
     pub(in crate::paging) fn resident(&self) -> PageCount {
         self.policy.resident()
@@ -120,7 +116,7 @@ impl Residents {
         self.policy.bypassed(page);
     }
 
-    pub(in crate::paging) fn victims(&mut self, want: PageCount, out: &mut dyn FnMut(PageId)) {
+    pub(in crate::paging) fn victims(&mut self, want: PageCount, out: impl FnMut(PageId)) {
         self.policy.victims(want, out);
     }
 

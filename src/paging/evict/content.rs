@@ -32,7 +32,7 @@ pub(in crate::paging) fn choose(
         if pager.chunks().has_had_whole() { want.min(BATCH_MAX + 1 - per_chunk) } else { want };
     while victims.len() < most {
         let mut named = None;
-        residents.victims(PageCount(1), &mut |page| named = Some(page));
+        residents.victims(PageCount(1), |page| named = Some(page));
         let Some(page) = named else { return };
         victims.push(page);
         let chunk = pager.chunk_of(page);

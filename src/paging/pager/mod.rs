@@ -115,8 +115,7 @@ impl Pager {
             frames.include_in_dumps()?;
         }
         let limit = PageCount(pool.managed().without_aside(config.limit).0 / config.page.0);
-        let policy = config.policy.build(PageCount(pages as u64), limit)?;
-        let residents = Residents::new(policy, PageCount(pages as u64), limit)?;
+        let residents = Residents::new(PageCount(pages as u64), limit)?;
         let slots = SlotStore::new(config, store)?;
         let may_inherit = config.inherit && config.wipe == Wipe::Off;
         let inherits = if may_inherit { mapper.can_be_inherited() } else { Ok(false) };

@@ -1,10 +1,10 @@
-//! Eviction policies: which resident page goes next.
+//! The eviction policy: which resident page goes next.
 //!
-//! The pager tells an [`EvictionPolicy`] what becomes resident and what is discarded, and asks
+//! The pager tells the [`Policy`] what becomes resident and what is discarded, and asks
 //! it for victims. Userfaultfd shows no accessed bits, so hits on resident pages are invisible:
 //! instead a victim is unmapped and kept in RAM a little while ("cooling"). A touch in that time
-//! costs a minor fault and comes back as [`retouched`](EvictionPolicy::retouched); otherwise the
-//! page leaves and is [`evicted`](EvictionPolicy::evicted). Which policy is the default and why:
+//! costs a minor fault and comes back as [`retouched`](Policy::retouched); otherwise the
+//! page leaves and is [`evicted`](Policy::evicted). How it was chosen among others:
 //! `docs/design/eviction.md`.
 //!
 //! ```text
@@ -13,111 +13,150 @@
 //!                             ^----------------------'  |
 //!                                    retouched          '-- removed from any state: forgotten
 //! ```
-//! Uses `base` and `meta`; owned by the pager, under its policy lock. A new policy is a file with an
-//! `order::Order`, and a row of the table below.
+//! [`Policy`] looks at the page's place first, so that a call that does not fit does nothing; in which
+//! order pages go is decided in `tenure`. Uses `base` and `meta`; owned by the pager, under its policy lock.
 //!
 //! # Invariants
-//! 1. A page is on at most one list; [`victims`](EvictionPolicy::victims) takes what it names
+//! 1. A page is on at most one list; [`victims`](Policy::victims) takes what it names
 //!    off its list, so that no page is named twice unless it came back in between.
 //! 2. After construction nothing allocates and every call is O(1) (`victims`: O(1) a victim).
 
-pub(in crate::paging) mod api;
 pub(in crate::paging) mod bag;
-pub(in crate::paging) mod fifo;
-pub(in crate::paging) mod order;
+pub(in crate::paging) mod events;
 pub(in crate::paging) mod pages;
-pub(in crate::paging) mod s3fifo;
 pub(in crate::paging) mod tenure;
 #[cfg(test)]
 mod tests;
 
-pub use crate::paging::evict::policy::api::{EvictionPolicy, Hint, Insert};
+pub use crate::paging::evict::policy::events::{Hint, Insert};
 
-use crate::base::error::{Error, Result};
-use crate::base::units::PageCount;
-use crate::paging::evict::policy::order::Ordered;
-use crate::paging::evict::policy::pages::Pages;
-use std::fmt;
-use std::str::FromStr;
+use crate::base::error::Result;
+use crate::base::units::{PageCount, PageId};
+use crate::paging::evict::policy::pages::{Pages, Place};
+use crate::paging::evict::policy::tenure::Tenure;
 
-/// Makes [`PolicyKind`] of the table of policies: `Kind = "name in text", type;`.
-macro_rules! policies {
-    ($($(#[$meta:meta])* $kind:ident = $name:literal, $order:ty;)*) => {
-        /// The policies to choose from.
-        ///
-        /// # Examples
-        /// ```
-        /// use farheap::region::policy::PolicyKind;
-        /// assert_eq!("s3fifo".parse::<PolicyKind>()?, PolicyKind::S3Fifo);
-        /// assert_eq!(PolicyKind::Fifo.to_string(), "fifo");
-        /// # Ok::<(), farheap::Error>(())
-        /// ```
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-        pub enum PolicyKind {
-            $($(#[$meta])* $kind,)*
-        }
-
-        impl PolicyKind {
-            /// All policies.
-            pub const ALL: [PolicyKind; [$($name),*].len()] = [$(PolicyKind::$kind),*];
-
-            /// The name of the key `policy` in the text form of a configuration.
-            #[must_use]
-            pub const fn name(self) -> &'static str {
-                match self {
-                    $(PolicyKind::$kind => $name,)*
-                }
-            }
-
-            /// Builds a policy for a region of `pages` pages of which about `resident` fit into RAM.
-            ///
-            /// Its memory is mappings of up to 13 bytes a page that take RAM only for pages ever
-            /// inserted.
-            ///
-            /// # Errors
-            /// [`BadRange`](Error::BadRange) for 2^32 pages or more, [`Os`](Error::Os) when the
-            /// kernel refuses the mapping.
-            pub fn build(
-                self,
-                pages: PageCount,
-                resident: PageCount,
-            ) -> Result<Box<dyn EvictionPolicy>> {
-                let pages = Pages::new(pages)?;
-                Ok(match self {
-                    $(PolicyKind::$kind => Box::new(Ordered::<$order>::new(pages, resident)?),)*
-                })
-            }
-        }
-    };
+/// Decides which resident page goes next.
+///
+/// A policy that names a wrong page costs time, never soundness, because the pager
+/// checks each victim's state. In turn a call that does not fit the page's state (such as
+/// `evicted` of a page that was no victim) does nothing.
+///
+/// # Panics
+/// Every method that takes a page may panic when it lies outside of the region that the policy
+/// was built for.
+///
+/// # Examples
+/// ```
+/// use farheap::region::policy::{Insert, Policy};
+/// use farheap::{PageCount, PageId};
+///
+/// let mut policy = Policy::new(PageCount(1_000), PageCount(2))?;
+/// policy.inserted(PageId(7), Insert::Fresh);
+/// policy.inserted(PageId(3), Insert::Filled);
+/// let mut victims = Vec::new();
+/// policy.victims(PageCount(2), |page| victims.push(page));
+/// assert_eq!(victims.len(), 2);
+/// policy.evicted(PageId(7));
+/// # Ok::<(), farheap::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Policy {
+    pages: Pages,
+    order: Tenure,
 }
 
-policies! {
-    /// `fifo`: first in, first out, as in UMap; a page touched while it cools starts anew.
-    Fifo = "fifo", fifo::Fifo;
-    /// `s3fifo`: probation, main and ghost queues; resists scans.
-    S3Fifo = "s3fifo", s3fifo::S3Fifo;
-    /// `tenure`: probation, then a main set that only short refault distances open and that
-    /// gives up pages at random; keeps a part of a scan larger than RAM. The default.
-    #[default]
-    Tenure = "tenure", tenure::Tenure;
-}
-
-impl fmt::Display for PolicyKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
+impl Policy {
+    /// Builds the policy of a region of `pages` pages of which about `resident` fit into RAM.
+    ///
+    /// Its memory is mappings of up to 13 bytes a page that take RAM only for pages ever
+    /// inserted.
+    ///
+    /// # Errors
+    /// [`BadRange`](crate::Error::BadRange) for 2^32 pages or more, [`Os`](crate::Error::Os) when the
+    /// kernel refuses the mapping.
+    pub fn new(pages: PageCount, resident: PageCount) -> Result<Policy> {
+        let pages = Pages::new(pages)?;
+        let order = Tenure::new(&pages, resident)?;
+        Ok(Policy { pages, order })
     }
-}
 
-impl FromStr for PolicyKind {
-    type Err = Error;
+    /// Returns how many pages are on the lists: inserted, and neither removed nor named as victims.
+    #[must_use]
+    pub fn resident(&self) -> PageCount {
+        PageCount(self.order.len())
+    }
 
-    fn from_str(text: &str) -> Result<PolicyKind> {
-        PolicyKind::ALL.into_iter().find(|kind| kind.name() == text).ok_or_else(|| Error::Config {
-            key: "policy".to_owned(),
-            reason: format!(
-                "`{text}` is no policy; choose one of {}",
-                PolicyKind::ALL.map(PolicyKind::name).join(", ")
-            ),
-        })
+    /// Notes that an absent page became resident.
+    pub fn inserted(&mut self, page: PageId, how: Insert) {
+        if !self.pages.place(page).is_resident() {
+            self.order.arrive(&mut self.pages, page, how);
+        }
+    }
+
+    /// Notes that a victim was touched before it left: it is resident again, and known hot.
+    pub fn retouched(&mut self, page: PageId) {
+        let place = self.pages.place(page);
+        if place.is_victim() {
+            self.order.come_back(&mut self.pages, page, place);
+        }
+    }
+
+    /// Notes that a victim left RAM. The policy may remember it as a ghost.
+    pub fn evicted(&mut self, page: PageId) {
+        if self.pages.place(page).is_victim() {
+            self.order.leave(&mut self.pages, page);
+        }
+    }
+
+    /// Notes that a page which was never on the lists is on its way out, as if it had come in and
+    /// been named at once. A page on the lists stays there.
+    pub fn bypassed(&mut self, page: PageId) {
+        if !self.pages.place(page).is_resident() {
+            self.pages.set_place(page, Place::SmallVictim);
+        }
+    }
+
+    /// Forgets a page whose contents were dropped, wherever it is.
+    pub fn removed(&mut self, page: PageId) {
+        if self.pages.place(page).is_resident() {
+            self.order.unlink(&mut self.pages, page);
+        }
+        self.pages.forget(page);
+    }
+
+    /// Names up to `want` victims and returns how many. It names fewer only when no page is
+    /// resident any more. A page named is not resident in the policy's eyes from then on.
+    pub fn victims(&mut self, want: PageCount, mut out: impl FnMut(PageId)) -> PageCount {
+        let named = want.min(self.resident());
+        for _ in 0..named.get() {
+            let next = self.order.next(&mut self.pages);
+            let (page, place) = next.expect("bounded by the pages listed above");
+            self.pages.set_place(page, place);
+            out(page);
+        }
+        named
+    }
+
+    /// Forgets all pages of a range and gives back what memory it keeps of them alone, if none of
+    /// them is resident.
+    pub fn released(&mut self, first: PageId, count: PageCount) {
+        let is_listed = |page| self.pages.place(PageId(page)).is_resident();
+        let end = (first.0 + count.0).min(self.pages.count().0);
+        if !(first.0..end).any(is_listed) {
+            self.pages.release(first, count);
+        }
+    }
+
+    /// Takes a hint about a resident page; about any other page it does nothing.
+    pub fn advise(&mut self, page: PageId, hint: Hint) {
+        if self.pages.place(page).is_resident() {
+            self.order.unlink(&mut self.pages, page);
+            self.order.advise(&mut self.pages, page, hint);
+        }
+    }
+
+    /// Notes that about `resident` pages fit into RAM from now on.
+    pub fn resize(&mut self, resident: PageCount) {
+        self.order.resize(resident);
     }
 }

@@ -1,7 +1,7 @@
-//! What a policy remembers of a page: where it is, its neighbours there, how often it came back.
+//! What the policy remembers of a page: where it is, its neighbours there, how often it came back.
 //!
 //! [`Pages`] holds nine bytes for every page ever seen; [`List`]s are threaded through it, so
-//! that moving a page is O(1) and allocates nothing. Uses `meta`; used by every policy.
+//! that moving a page is O(1) and allocates nothing. Uses `meta`.
 //!
 //! # Invariants
 //! 1. A page whose place is `Small`, `Main` or `Cold` is on exactly the one list (or in the one
@@ -12,7 +12,6 @@
 use crate::base::error::{Error, Result};
 use crate::base::units::{PageCount, PageId};
 use crate::meta::LazyArray;
-use crate::paging::evict::policy::api::SKIPS_MAX;
 use std::fmt;
 
 /// No page: the end of a list.
@@ -253,12 +252,17 @@ impl Pages {
 
     /// Puts `page`, which is on no list, at the new end of `list`, whose place is `place`.
     pub(super) fn push_newest(&mut self, list: &mut List, page: PageId, place: Place) {
-        self.insert_between(list, page, list.newest, NONE, place);
-    }
-
-    /// Puts `page`, which is on no list, at the old end of `list`, whose place is `place`.
-    pub(super) fn push_oldest(&mut self, list: &mut List, page: PageId, place: Place) {
-        self.insert_between(list, page, NONE, list.oldest, place);
+        assert!(!self.place(page).is_resident(), "{page} is on a list: {:?}", self.place(page));
+        assert!(place.is_resident(), "{place:?} has no list");
+        let older = list.newest;
+        self.words[page.as_usize()] = u64::from(NONE) << 32 | u64::from(older);
+        match older {
+            NONE => list.oldest = index(page),
+            _ => self.set_newer(older, index(page)),
+        }
+        list.newest = index(page);
+        list.len += 1;
+        self.set_place(page, place);
     }
 
     /// Takes `page`, a member of `list`, off it. Its place is `Unknown` then.
@@ -282,42 +286,6 @@ impl Pages {
         let page = list.oldest()?;
         self.unlink(list, page);
         Some(page)
-    }
-
-    /// Takes the oldest member without turns left off the main list, if one is among the oldest
-    /// [`SKIPS_MAX`]; those passed over use up a turn and start anew.
-    pub(super) fn pop_without_turns(&mut self, list: &mut List) -> Option<PageId> {
-        for _ in 0..SKIPS_MAX {
-            let page = self.pop_oldest(list)?;
-            if !self.take_turn(page) {
-                return Some(page);
-            }
-            self.push_newest(list, page, Place::Main);
-        }
-        self.pop_oldest(list)
-    }
-
-    fn insert_between(
-        &mut self,
-        list: &mut List,
-        page: PageId,
-        older: u32,
-        newer: u32,
-        place: Place,
-    ) {
-        assert!(!self.place(page).is_resident(), "{page} is on a list: {:?}", self.place(page));
-        assert!(place.is_resident(), "{place:?} has no list");
-        self.words[page.as_usize()] = u64::from(newer) << 32 | u64::from(older);
-        match older {
-            NONE => list.oldest = index(page),
-            _ => self.set_newer(older, index(page)),
-        }
-        match newer {
-            NONE => list.newest = index(page),
-            _ => self.set_older(newer, index(page)),
-        }
-        list.len += 1;
-        self.set_place(page, place);
     }
 
     /// The older and the newer neighbour.
@@ -374,16 +342,15 @@ mod tests {
     }
 
     #[test]
-    fn a_list_keeps_its_order_through_insertions_at_both_ends_and_removals() {
+    fn a_list_keeps_its_order_through_insertions_and_removals() {
         let mut pages = Pages::new(PageCount(10)).expect("small");
         let mut list = List::new();
-        pages.push_newest(&mut list, PageId(3), Place::Main);
-        pages.push_newest(&mut list, PageId(4), Place::Main);
-        pages.push_oldest(&mut list, PageId(2), Place::Main);
-        pages.push_oldest(&mut list, PageId(0), Place::Main);
-        pages.unlink(&mut list, PageId(3));
+        for page in [3, 4, 2, 0] {
+            pages.push_newest(&mut list, PageId(page), Place::Small);
+        }
+        pages.unlink(&mut list, PageId(4));
         assert_eq!(list.len(), 3);
-        assert_eq!(drain(&mut pages, &mut list), [0, 2, 4]);
+        assert_eq!(drain(&mut pages, &mut list), [3, 2, 0]);
         assert_eq!(list.len(), 0);
     }
 

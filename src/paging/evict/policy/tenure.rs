@@ -24,10 +24,19 @@
 
 use crate::base::error::Result;
 use crate::base::units::{PageCount, PageId};
-use crate::paging::evict::policy::api::{Hint, Insert, SKIPS_MAX, TURNS_MAX};
 use crate::paging::evict::policy::bag::Bag;
-use crate::paging::evict::policy::order::Order;
+use crate::paging::evict::policy::events::{Hint, Insert};
 use crate::paging::evict::policy::pages::{List, Pages, Place};
+
+/// Turns a page can earn, at most, by being touched while it cools.
+///
+/// Without turns every lap of the hand unmaps every hot page once more; with them it is tried
+/// again only after 1, 2, then always 3 laps. Measured: `docs/design/eviction.md`.
+const TURNS_MAX: u8 = 3;
+
+/// Pages with turns left that are passed over, at most, for each victim; then one is taken in spite of its
+/// turns.
+const SKIPS_MAX: u32 = 32;
 
 /// The probation queue's share of the resident pages, in percent. Larger costs hits in the main
 /// set; smaller leaves less time for a page to be used several times on arrival.
@@ -110,10 +119,12 @@ impl Tenure {
         }
         self.main.pick()
     }
-}
 
-impl Order for Tenure {
-    fn create(pages: &Pages, resident: PageCount) -> Result<Tenure> {
+    /// The order of no pages yet, of which about `resident` will fit into RAM.
+    ///
+    /// # Errors
+    /// When the kernel refuses a mapping.
+    pub(super) fn new(pages: &Pages, resident: PageCount) -> Result<Tenure> {
         let mut order = Tenure {
             small: List::new(),
             main: Bag::new(pages.count())?,
@@ -129,11 +140,13 @@ impl Order for Tenure {
         Ok(order)
     }
 
-    fn len(&self) -> u64 {
+    /// Pages on the lists.
+    pub(super) fn len(&self) -> u64 {
         self.small.len() + self.main.len() + self.cold.len()
     }
 
-    fn arrive(&mut self, pages: &mut Pages, page: PageId, how: Insert) {
+    /// Lists a page that is on no list and no victim; it may be a ghost.
+    pub(super) fn arrive(&mut self, pages: &mut Pages, page: PageId, how: Insert) {
         let ahead = if how == Insert::Prefetched { 256 } else { 0 };
         // Rounded away from zero, so that the share reaches both ends.
         let change = ahead - self.ahead_share;
@@ -153,7 +166,8 @@ impl Order for Tenure {
         }
     }
 
-    fn come_back(&mut self, pages: &mut Pages, page: PageId, victim: Place) {
+    /// Lists a victim that was touched before it left.
+    pub(super) fn come_back(&mut self, pages: &mut Pages, page: PageId, victim: Place) {
         self.refused += 1;
         if victim == Place::MainVictim {
             self.vitality.returned();
@@ -162,13 +176,15 @@ impl Order for Tenure {
         self.main.insert(pages, page);
     }
 
-    fn leave(&mut self, pages: &mut Pages, page: PageId) {
+    /// Makes a victim that left RAM a ghost.
+    pub(super) fn leave(&mut self, pages: &mut Pages, page: PageId) {
         self.refused = 0;
         pages.set_ghost(page, self.time);
         self.time += 1;
     }
 
-    fn unlink(&mut self, pages: &mut Pages, page: PageId) {
+    /// Takes a page off its list. Its place is `Unknown` then.
+    pub(super) fn unlink(&mut self, pages: &mut Pages, page: PageId) {
         match pages.place(page) {
             Place::Small => pages.unlink(&mut self.small, page),
             Place::Cold => pages.unlink(&mut self.cold, page),
@@ -177,7 +193,9 @@ impl Order for Tenure {
         }
     }
 
-    fn next(&mut self, pages: &mut Pages) -> Option<(PageId, Place)> {
+    /// Takes the next victim off its list and returns it with its place among victims; `None` only when
+    /// no page is listed.
+    pub(super) fn next(&mut self, pages: &mut Pages) -> Option<(PageId, Place)> {
         if let Some(page) = pages.pop_oldest(&mut self.cold) {
             return Some((page, Place::SmallVictim));
         }
@@ -192,7 +210,8 @@ impl Order for Tenure {
         pages.pop_oldest(&mut self.small).map(|page| (page, Place::SmallVictim))
     }
 
-    fn advise(&mut self, pages: &mut Pages, page: PageId, hint: Hint) {
+    /// Lists a page, which was just unlinked, again, where a hint says.
+    pub(super) fn advise(&mut self, pages: &mut Pages, page: PageId, hint: Hint) {
         match hint {
             Hint::Cold => {
                 pages.forget(page);
@@ -205,7 +224,8 @@ impl Order for Tenure {
         }
     }
 
-    fn resize(&mut self, resident: PageCount) {
+    /// About `resident` pages fit into RAM from now on.
+    pub(super) fn resize(&mut self, resident: PageCount) {
         self.small_target = (resident.get() * SMALL_PCT / 100).max(1);
         self.resident_target = resident.get();
     }

@@ -1,4 +1,4 @@
-//! One suite for every policy, then what is particular to each.
+//! The policy without a pager: what it must never do, then what it is for.
 
 use crate::base::units::{PageCount, PageId};
 use crate::paging::evict::policy::*;
@@ -6,119 +6,104 @@ use std::collections::BTreeSet;
 
 const PAGES: u64 = 1_000;
 
-fn for_each_policy(check: impl Fn(&mut dyn EvictionPolicy)) {
-    for kind in PolicyKind::ALL {
-        println!("policy {kind}");
-        let mut policy = kind.build(PageCount(PAGES), PageCount(100)).expect("9 kB can be mapped");
-        check(policy.as_mut());
-    }
+fn build(resident: u64) -> Policy {
+    Policy::new(PageCount(PAGES), PageCount(resident)).expect("13 kB can be mapped")
 }
 
-fn build(kind: PolicyKind, resident: u64) -> Box<dyn EvictionPolicy> {
-    kind.build(PageCount(PAGES), PageCount(resident)).expect("9 kB can be mapped")
-}
-
-fn insert(policy: &mut dyn EvictionPolicy, pages: impl IntoIterator<Item = u64>) {
+fn insert(policy: &mut Policy, pages: impl IntoIterator<Item = u64>) {
     pages.into_iter().for_each(|page| policy.inserted(PageId(page), Insert::Fresh));
 }
 
-fn victims(policy: &mut dyn EvictionPolicy, want: u64) -> Vec<u64> {
+fn victims(policy: &mut Policy, want: u64) -> Vec<u64> {
     let mut named = Vec::new();
-    let count = policy.victims(PageCount(want), &mut |page| named.push(page.get()));
+    let count = policy.victims(PageCount(want), |page| named.push(page.get()));
     assert_eq!(count.get(), named.len() as u64);
     named
 }
 
 #[test]
 fn every_page_is_named_exactly_once() {
-    for_each_policy(|policy| {
-        insert(policy, 0..500);
-        assert_eq!(policy.resident(), PageCount(500));
-        let mut named = victims(policy, 100);
-        assert_eq!((named.len(), policy.resident()), (100, PageCount(400)));
-        named.extend(victims(policy, 10_000));
-        named.sort_unstable();
-        assert_eq!(named, (0..500).collect::<Vec<_>>());
-        assert_eq!((victims(policy, 1), policy.resident()), (vec![], PageCount(0)));
-    });
+    let policy = &mut build(100);
+    insert(policy, 0..500);
+    assert_eq!(policy.resident(), PageCount(500));
+    let mut named = victims(policy, 100);
+    assert_eq!((named.len(), policy.resident()), (100, PageCount(400)));
+    named.extend(victims(policy, 10_000));
+    named.sort_unstable();
+    assert_eq!(named, (0..500).collect::<Vec<_>>());
+    assert_eq!((victims(policy, 1), policy.resident()), (vec![], PageCount(0)));
 }
 
 #[test]
 fn a_removed_page_is_never_named() {
-    for_each_policy(|policy| {
-        insert(policy, 0..100);
-        (0..100).filter(|page| page % 3 == 0).for_each(|page| policy.removed(PageId(page)));
-        let named = victims(policy, 1_000);
-        assert_eq!(named.len(), 66);
-        assert!(named.iter().all(|page| page % 3 != 0), "{named:?}");
-    });
+    let policy = &mut build(100);
+    insert(policy, 0..100);
+    (0..100).filter(|page| page % 3 == 0).for_each(|page| policy.removed(PageId(page)));
+    let named = victims(policy, 1_000);
+    assert_eq!(named.len(), 66);
+    assert!(named.iter().all(|page| page % 3 != 0), "{named:?}");
 }
 
 #[test]
 fn a_victim_that_came_back_is_named_again() {
-    for_each_policy(|policy| {
-        insert(policy, 0..10);
-        let first = victims(policy, 1);
-        policy.retouched(PageId(first[0]));
-        assert_eq!(policy.resident(), PageCount(10));
-        let mut rest = victims(policy, 10);
-        rest.sort_unstable();
-        assert_eq!(rest, (0..10).collect::<Vec<_>>());
-    });
+    let policy = &mut build(100);
+    insert(policy, 0..10);
+    let first = victims(policy, 1);
+    policy.retouched(PageId(first[0]));
+    assert_eq!(policy.resident(), PageCount(10));
+    let mut rest = victims(policy, 10);
+    rest.sort_unstable();
+    assert_eq!(rest, (0..10).collect::<Vec<_>>());
 }
 
 #[test]
 fn a_cold_page_goes_before_all_others() {
-    for_each_policy(|policy| {
-        insert(policy, 0..100);
-        policy.advise(PageId(57), Hint::Cold);
-        assert_eq!(policy.resident(), PageCount(100));
-        assert_eq!(victims(policy, 1), [57]);
-    });
+    let policy = &mut build(100);
+    insert(policy, 0..100);
+    policy.advise(PageId(57), Hint::Cold);
+    assert_eq!(policy.resident(), PageCount(100));
+    assert_eq!(victims(policy, 1), [57]);
 }
 
 #[test]
 fn a_page_needed_soon_outlives_those_that_came_with_it() {
-    for_each_policy(|policy| {
-        insert(policy, 0..100);
-        policy.advise(PageId(0), Hint::WillNeed);
-        assert!(!victims(policy, 50).contains(&0));
-    });
+    let policy = &mut build(100);
+    insert(policy, 0..100);
+    policy.advise(PageId(0), Hint::WillNeed);
+    assert!(!victims(policy, 50).contains(&0));
 }
 
 #[test]
 fn calls_that_do_not_fit_the_state_change_nothing() {
-    for_each_policy(|policy| {
-        insert(policy, 0..3);
-        policy.inserted(PageId(0), Insert::Filled);
-        policy.retouched(PageId(1));
-        policy.evicted(PageId(2));
-        for absent in [PageId(7), PageId(8)] {
-            policy.retouched(absent);
-            policy.evicted(absent);
-            policy.removed(absent);
-            policy.advise(absent, Hint::Cold);
-            policy.advise(absent, Hint::WillNeed);
-        }
-        assert_eq!(policy.resident(), PageCount(3));
-        let mut named = victims(policy, 9);
-        named.sort_unstable();
-        assert_eq!(named, [0, 1, 2]);
-    });
+    let policy = &mut build(100);
+    insert(policy, 0..3);
+    policy.inserted(PageId(0), Insert::Filled);
+    policy.retouched(PageId(1));
+    policy.evicted(PageId(2));
+    for absent in [PageId(7), PageId(8)] {
+        policy.retouched(absent);
+        policy.evicted(absent);
+        policy.removed(absent);
+        policy.advise(absent, Hint::Cold);
+        policy.advise(absent, Hint::WillNeed);
+    }
+    assert_eq!(policy.resident(), PageCount(3));
+    let mut named = victims(policy, 9);
+    named.sort_unstable();
+    assert_eq!(named, [0, 1, 2]);
 }
 
 #[test]
 fn a_policy_shrinks_and_grows_with_its_limit() {
-    for_each_policy(|policy| {
-        insert(policy, 0..100);
-        policy.resize(PageCount(10));
-        assert_eq!(victims(policy, 90).len(), 90);
-        policy.resize(PageCount(0));
-        assert_eq!(victims(policy, 90).len(), 10);
-        policy.resize(PageCount(500));
-        insert(policy, 0..500);
-        assert_eq!(policy.resident(), PageCount(500));
-    });
+    let policy = &mut build(100);
+    insert(policy, 0..100);
+    policy.resize(PageCount(10));
+    assert_eq!(victims(policy, 90).len(), 90);
+    policy.resize(PageCount(0));
+    assert_eq!(victims(policy, 90).len(), 10);
+    policy.resize(PageCount(500));
+    insert(policy, 0..500);
+    assert_eq!(policy.resident(), PageCount(500));
 }
 
 /// splitmix64: enough for tests, and the same everywhere.
@@ -143,7 +128,7 @@ struct Model {
 
 impl Model {
     /// One random call, to the policy and to the model.
-    fn step(&mut self, policy: &mut dyn EvictionPolicy, state: &mut u64) {
+    fn step(&mut self, policy: &mut Policy, state: &mut u64) {
         let (what, random) = (next(state) % 100, next(state));
         match what {
             0..45 => {
@@ -195,66 +180,18 @@ fn random_calls_agree_with_a_model() {
     let steps = if cfg!(miri) { 500 } else { 100_000 };
     let seed = std::time::UNIX_EPOCH.elapsed().expect("after 1970").as_nanos() as u64;
     println!("seed {seed}");
-    for_each_policy(|policy| {
-        let (mut model, mut state) = (Model::default(), seed);
-        for step in 0..steps {
-            model.step(policy, &mut state);
-            assert_eq!(policy.resident().get(), model.resident.len() as u64, "step {step}");
-        }
-        let left: BTreeSet<u64> = victims(policy, PAGES).into_iter().collect();
-        assert_eq!(left, model.resident, "pages left at the end");
-    });
-}
-
-#[test]
-fn names_parse_back_and_a_wrong_one_is_named_in_the_error() {
-    for kind in PolicyKind::ALL {
-        assert_eq!(kind.to_string().parse(), Ok(kind));
+    let policy = &mut build(100);
+    let (mut model, mut state) = (Model::default(), seed);
+    for step in 0..steps {
+        model.step(policy, &mut state);
+        assert_eq!(policy.resident().get(), model.resident.len() as u64, "step {step}");
     }
-    let error = "lru2".parse::<PolicyKind>().expect_err("no such policy");
-    assert!(error.to_string().contains("`lru2`"), "{error}");
-    assert!(error.to_string().contains("s3fifo"), "{error}");
-}
-
-#[test]
-fn fifo_names_pages_in_the_order_they_came() {
-    let mut policy = build(PolicyKind::Fifo, 100);
-    insert(policy.as_mut(), [5, 3, 9, 1]);
-    assert_eq!(victims(policy.as_mut(), 2), [5, 3]);
-    policy.retouched(PageId(5));
-    assert_eq!(victims(policy.as_mut(), 9), [9, 1, 5]);
-}
-
-#[test]
-fn a_page_is_passed_over_once_more_for_each_return_in_a_row() {
-    let mut policy = build(PolicyKind::S3Fifo, 10);
-    insert(policy.as_mut(), [1]);
-    assert_eq!(victims(policy.as_mut(), 1), [1]);
-    policy.retouched(PageId(1)); // From probation to the main queue.
-    assert_eq!(victims(policy.as_mut(), 1), [1]);
-    let mut laps_passed_over = [0; 4];
-    for laps in &mut laps_passed_over {
-        policy.retouched(PageId(1));
-        // A ghost that is read again goes to the main queue, behind it.
-        let ghost = |policy: &mut dyn EvictionPolicy| {
-            policy.removed(PageId(2));
-            insert(policy, [2]);
-            assert_eq!(victims(policy, 1), [2]);
-            policy.evicted(PageId(2));
-            policy.inserted(PageId(2), Insert::Filled);
-        };
-        ghost(policy.as_mut());
-        while victims(policy.as_mut(), 1) == [2] {
-            ghost(policy.as_mut());
-            *laps += 1;
-        }
-        policy.removed(PageId(2));
-    }
-    assert_eq!(laps_passed_over, [1, 2, 3, 3]);
+    let left: BTreeSet<u64> = victims(policy, PAGES).into_iter().collect();
+    assert_eq!(left, model.resident, "pages left at the end");
 }
 
 /// Plays `page` being touched in a cache of `frames` without cooling.
-fn touch(policy: &mut dyn EvictionPolicy, ram: &mut BTreeSet<u64>, page: u64, frames: usize) {
+fn touch(policy: &mut Policy, ram: &mut BTreeSet<u64>, page: u64, frames: usize) {
     if ram.contains(&page) {
         return;
     }
@@ -268,41 +205,14 @@ fn touch(policy: &mut dyn EvictionPolicy, ram: &mut BTreeSet<u64>, page: u64, fr
 }
 
 #[test]
-fn s3fifo_keeps_a_hot_set_through_a_scan() {
-    let mut policy = build(PolicyKind::S3Fifo, 100);
-    let mut ram = BTreeSet::new();
-    // The hot pages come back soon after they left, which is what moves them to the main queue.
-    for round in 0..20 {
-        (0..50).for_each(|page| touch(policy.as_mut(), &mut ram, page, 100));
-        let handlers = 100 + round * 20..120 + round * 20;
-        handlers.for_each(|page| touch(policy.as_mut(), &mut ram, page, 100));
-    }
-    (500..1_000).for_each(|page| touch(policy.as_mut(), &mut ram, page, 100));
-    let kept = (0..50).filter(|page| ram.contains(page)).count();
-    assert!(kept >= 45, "{kept} of 50 hot pages outlived a scan of 5 times the cache");
-}
-
-#[test]
-fn s3fifo_puts_a_page_read_ahead_on_probation_even_if_it_was_a_ghost() {
-    let mut policy = build(PolicyKind::S3Fifo, 10);
-    insert(policy.as_mut(), [1, 2]);
-    for page in victims(policy.as_mut(), 2) {
-        policy.evicted(PageId(page));
-    }
-    policy.inserted(PageId(1), Insert::Filled);
-    policy.inserted(PageId(2), Insert::Prefetched);
-    assert_eq!(victims(policy.as_mut(), 2), [2, 1]);
-}
-
-#[test]
 #[cfg_attr(miri, ignore = "a simulation, too long for Miri")]
-fn tenure_keeps_a_part_of_a_scan_larger_than_the_cache() {
-    let mut policy = build(PolicyKind::Tenure, 100);
+fn it_keeps_a_part_of_a_scan_larger_than_the_cache() {
+    let mut policy = build(100);
     let (mut ram, mut hits) = (BTreeSet::new(), 0);
     for _lap in 0..50 {
         for page in 0..400 {
             hits += usize::from(ram.contains(&page));
-            touch(policy.as_mut(), &mut ram, page, 100);
+            touch(&mut policy, &mut ram, page, 100);
         }
     }
     // A quarter of the pages fits, so a quarter of the touches could hit; in arrival order none.
@@ -311,11 +221,11 @@ fn tenure_keeps_a_part_of_a_scan_larger_than_the_cache() {
 
 #[test]
 #[cfg_attr(miri, ignore = "a simulation, too long for Miri")]
-fn tenure_takes_up_a_working_set_that_fits_after_another_died() {
-    let mut policy = build(PolicyKind::Tenure, 100);
+fn it_takes_up_a_working_set_that_fits_after_another_died() {
+    let mut policy = build(100);
     let mut ram = BTreeSet::new();
     for page in (0..50).flat_map(|_| 0..90).chain((0..50).flat_map(|_| 500..590)) {
-        touch(policy.as_mut(), &mut ram, page, 100);
+        touch(&mut policy, &mut ram, page, 100);
     }
     let kept = (500..590).filter(|page| ram.contains(page)).count();
     assert!(kept >= 85, "{kept} of 90 pages in use are resident");
@@ -323,8 +233,8 @@ fn tenure_takes_up_a_working_set_that_fits_after_another_died() {
 
 #[test]
 #[cfg_attr(miri, ignore = "a simulation, too long for Miri")]
-fn tenure_keeps_pages_that_are_read_again_soon_longer_than_others() {
-    let mut policy = build(PolicyKind::Tenure, 100);
+fn it_keeps_pages_that_are_read_again_soon_longer_than_others() {
+    let mut policy = build(100);
     let (mut ram, mut state) = (BTreeSet::new(), 42);
     let mut reads = [0, 0];
     for _ in 0..20_000 {
@@ -333,7 +243,7 @@ fn tenure_keeps_pages_that_are_read_again_soon_longer_than_others() {
         let hot = random & 1 == 0;
         let page = if hot { random / 2 % 20 } else { 500 + random / 2 % 400 };
         reads[usize::from(hot)] += u32::from(!ram.contains(&page));
-        touch(policy.as_mut(), &mut ram, page, 100);
+        touch(&mut policy, &mut ram, page, 100);
     }
     let [others, hot] = reads;
     // 206, and 487 where a page earns no turns by being read again soon.
