@@ -25,10 +25,10 @@ mod text;
 mod value;
 
 #[doc(no_inline)]
-pub use crate::paging::region::{Install, Mode};
+pub use crate::paging::region::Mode;
 #[doc(no_inline)]
-pub use crate::store::{IoEngine, Wipe};
+pub use crate::store::Wipe;
 pub use builder::{Builder, Config};
 #[doc(hidden)]
 pub use options::documentation;
-pub use value::{Limit, Metadata, Place, UserMode};
+pub use value::{Limit, Metadata, UserMode};

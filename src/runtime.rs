@@ -15,7 +15,7 @@ use crate::base::error::{Error, Result};
 use crate::base::local::keep_local;
 use crate::base::sync::{Rank, Ranked};
 use crate::base::units::ByteCount;
-use crate::config::{Config, Metadata, Place, UserMode};
+use crate::config::{Config, Metadata, UserMode};
 use crate::heap::{
     self, Edges, ExtentSource, FarArenas, FarArenasOptions, TIERS_MAX, Tier, TierMemory,
 };
@@ -210,7 +210,7 @@ impl Heap {
         };
         let threshold = threshold(&config, &region);
         if !region.serves_kernel_faults() && config.mode() == Mode::Handler {
-            let by_size = if threshold == wanted_threshold(&config) { "" } else { LOCAL_BY_SIZE };
+            let by_size = if threshold == config.threshold() { "" } else { LOCAL_BY_SIZE };
             warn(format_args!("{USER_MODE_ONLY}{by_size}{USER_MODE_REMEDY}"));
         }
         let limit = config.limit().map(|limit| ProcessLimit::new(limit, config.far_is_auto()));
@@ -401,8 +401,7 @@ impl Heap {
         &self.region
     }
 
-    /// The size from which the global allocator places allocations far now, zero with
-    /// [`Place::All`]; `None`: no size does, because the configuration says `threshold:off`, because only faults of user mode are
+    /// The size from which the global allocator places allocations far now, zero for all; `None`: no size does, because the configuration says `threshold:off`, because only faults of user mode are
     /// permitted here (see [`UserMode::Auto`]), because the heap has been shut down, or because this is not
     /// the default tier.
     #[must_use]
@@ -677,19 +676,7 @@ impl Config {
 fn threshold(config: &Config, region: &Region) -> Option<ByteCount> {
     let never_in_system_calls =
         config.mode() == Mode::InThread || config.user_mode() == UserMode::Far;
-    if region.serves_kernel_faults() || never_in_system_calls {
-        wanted_threshold(config)
-    } else {
-        None
-    }
-}
-
-/// The size from which allocations go far by themselves where nothing speaks against it.
-fn wanted_threshold(config: &Config) -> Option<ByteCount> {
-    match config.place() {
-        Place::All => Some(ByteCount::ZERO),
-        Place::BySize => config.threshold(),
-    }
+    if region.serves_kernel_faults() || never_in_system_calls { config.threshold() } else { None }
 }
 
 fn open_store(config: &Config) -> Result<Arc<dyn Store>> {

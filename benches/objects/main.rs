@@ -9,7 +9,7 @@
 //! A table of objects of 16 to 512 bytes is read and updated: Zipf 0.99, a tenth of the operations are
 //! updates, of which every second allocates a new object and frees the old one, and of each object read a
 //! copy lives for 64 operations. Every side runs it in a process of its own, in turns: with a heap of
-//! `place:all`, once for each page size; and without a heap in a memory control group with a swap file. The
+//! `threshold:0`, once for each page size; and without a heap in a memory control group with a swap file. The
 //! group may use as much memory as the largest farheap process of the round did at its peak, and a
 //! little more. A side has paged in what it keeps by as many operations as are measured then. Answers are
 //! compared with those of a run in memory.
@@ -170,7 +170,7 @@ struct Side {
 
 impl Side {
     fn far(page: ByteCount, limit: u64, args: &Args) -> Side {
-        let conf = format!("place:all,far_limit:{limit},page:{page},{}", args.conf);
+        let conf = format!("threshold:0,far_limit:{limit},page:{page},{}", args.conf);
         let conf = Some(conf.trim_end_matches(',').to_owned());
         Side { name: format!("{page} pages"), conf, runs: Vec::new() }
     }

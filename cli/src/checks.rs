@@ -78,7 +78,7 @@ pub(crate) fn run(subject: &Subject) -> Vec<Check> {
     let mut checks = vec![kernel::release(&probe)];
     checks.push(kernel::userfaultfd(&probe, config.as_ref()));
     checks.extend(kernel::features(&probe.userfaultfd, config.as_ref()));
-    checks.push(kernel::uring(&probe.uring, config.as_ref()));
+    checks.push(kernel::uring(&probe.uring));
     checks.push(kernel::memory(&probe.memory, config.as_ref()));
     checks.push(kernel::nodes(&probe.nodes, config.as_ref()));
     checks.push(kernel::swap(&probe.memory));

@@ -5,7 +5,6 @@
 
 use crate::library;
 use crate::program::{self, Refusal};
-use farheap::config::Place;
 use farheap::region::Mode;
 use farheap::{Config, Heap};
 use std::ffi::OsString;
@@ -48,7 +47,7 @@ pub(crate) struct Run {
     /// Page size, from 4KiB to 2MiB
     #[arg(long, value_name = "SIZE")]
     page: Option<String>,
-    /// More options, such as `dir:/var/tmp,threshold:64KiB,place:by_size`
+    /// More options, such as `dir:/var/tmp,threshold:64KiB`
     #[arg(long, value_name = "TEXT")]
     config: Option<String>,
     /// Print at the end what was far, faults, bytes, and the peak against the limit
@@ -120,7 +119,7 @@ fn room_under_audit() -> Option<(&'static str, OsString)> {
 /// The configuration, with which a heap was started and ended here.
 fn configuration(options: &Run) -> Result<Config, String> {
     let read = || {
-        let mut builder = Config::builder().place(Place::All).from_env()?;
+        let mut builder = Config::builder().threshold(farheap::ByteCount::ZERO).from_env()?;
         if let Some(text) = &options.config {
             builder = builder.parse(text)?;
         }

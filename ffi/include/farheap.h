@@ -171,21 +171,13 @@ typedef struct farheap_config {
     farheap_switch reserve;
     /* the page size in bytes; power of two, 4KiB to 2MiB; default 16KiB */
     uint64_t page;
-    /* the size in bytes from which the global allocator places allocations in far memory; size or
-     * off; default 64KiB */
+    /* the size in bytes from which the global allocator places allocations in far memory; size, 0
+     * for all, or off; default 64KiB */
     uint64_t threshold;
-    /* which allocations the global allocator places in far memory; by_size, all; default by_size */
-    const char *place;
     /* the number of handler threads; auto or 1 to 64; default auto */
     uint64_t handlers;
     /* how much address space is reserved for far memory, in bytes; size; default 1TiB */
     uint64_t span;
-    /* how the store is read and written; auto, uring, sync; default auto */
-    const char *io;
-    /* which operation installs and evicts pages; auto, copy, move; default auto */
-    const char *install;
-    /* which page is evicted next; fifo, s3fifo, tenure; default tenure */
-    const char *policy;
     /* whether every page read from the store is checked against its checksum; default on */
     farheap_switch checksum;
     /* how long one device request may take before it counts as failed; 1ms to 1day; default 30s */
@@ -207,8 +199,6 @@ typedef struct farheap_config {
     /* what happens at an orderly shutdown to the pages on the device; off, discard, zero; default
      * off */
     const char *wipe;
-    /* whether core dumps contain the far memory that is resident; default off */
-    farheap_switch dump;
     /* where jemalloc keeps what it knows about far memory; local, far; default local */
     const char *metadata;
     /* the NUMA node whose memory holds the far memory that is resident; any or its number; default
@@ -220,8 +210,8 @@ typedef struct farheap_config {
 
 #define FARHEAP_CONFIG_INIT \
     { sizeof(farheap_config), 0, 0, 0, 0, FARHEAP_DEFAULT, 0, 0, FARHEAP_DEFAULT, 0, 0, 0, \
-      0, 0, 0, 0, 0, FARHEAP_DEFAULT, 0, 0, 0, FARHEAP_DEFAULT, 0, FARHEAP_DEFAULT, 0, 0, \
-      FARHEAP_DEFAULT, 0, 0, FARHEAP_DEFAULT }
+      0, FARHEAP_DEFAULT, 0, 0, 0, FARHEAP_DEFAULT, 0, FARHEAP_DEFAULT, 0, 0, 0, 0, \
+      FARHEAP_DEFAULT }
 
 /* Checks a text form; NULL and "" are the defaults. FARHEAP_E_CONFIG names the key. */
 farheap_status farheap_check_config(const char *config) FARHEAP_NOEXCEPT;

@@ -11,7 +11,6 @@ use crate::environment::Environment;
 use crate::own::{self, enter};
 use crate::{descriptors, exec, inner, mapping, report};
 use farheap::code;
-use farheap::config::Place;
 use farheap::{ByteCount, Config, Heap};
 use libc::{c_char, c_int, c_void};
 use std::alloc::{GlobalAlloc, Layout};
@@ -299,7 +298,7 @@ fn over() {
 
 fn start() -> Result<(), farheap::Error> {
     // As `farheap run` has it, for a library that is preloaded without it.
-    let builder = Config::builder().place(Place::All);
+    let builder = Config::builder().threshold(farheap::ByteCount::ZERO);
     let conf = SETTINGS.get().and_then(|settings| settings.conf.as_deref());
     let builder = conf.map_or(Ok(builder.clone()), |conf| builder.parse(conf))?;
     let _low = descriptors::keep_low_numbers();

@@ -4,7 +4,7 @@ use super::options::{Options, invalid};
 use super::text;
 use super::value::{
     CAPACITY_MAX, DEADLINE_MAX, DEADLINE_MIN, ENV, HANDLERS_MAX, LIMIT_MIN, LIMIT_PAGES_MIN, Limit,
-    Metadata, POLL_MAX, Place, SPAN_MAX, UserMode,
+    Metadata, POLL_MAX, SPAN_MAX, UserMode,
 };
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
@@ -183,11 +183,17 @@ impl Config {
         Config::builder().parse(text)?.build()
     }
 
+    /// How the store is read and written: see [`Builder::force`].
+    pub(crate) fn io(&self) -> IoEngine {
+        self.options.io
+    }
+
     /// Returns what these options say about a region, for a program that makes one without a heap,
     /// as for a [`Collective`](crate::sub::Collective).
     pub fn region(&self) -> RegionConfig {
         let metadata_is_far = self.metadata() == Metadata::Far;
         let region = region_settings(self)
+            .install(self.options.install)
             .inherit(!metadata_is_far)
             .kernel_faults_required(metadata_is_far || self.user_mode() == UserMode::RequireKernel);
         match self.handlers() {
@@ -224,14 +230,13 @@ impl Config {
 impl Config {
     /// Refuses options about the device or file to open, for a program that has a store already.
     pub(crate) fn check_opens_nothing(&self) -> Result<()> {
-        let Options { device, overwrite, dir, capacity, reserve, io, .. } = &self.options;
+        let Options { device, overwrite, dir, capacity, reserve, .. } = &self.options;
         let said = [
             ("device", device.is_some()),
             ("overwrite", *overwrite),
             ("dir", dir.is_some()),
             ("capacity", capacity.is_some()),
             ("reserve", *reserve),
-            ("io", *io != IoEngine::Auto),
         ];
         match said.iter().find(|(_, is_set)| *is_set) {
             Some((name, _)) => Err(invalid(name, "conflicts with the program's own store")),
@@ -248,9 +253,6 @@ impl Config {
         let reason = "is said of the default tier: what is in another one is asked for by its name";
         if said.threshold != by_default.threshold {
             return Err(invalid("threshold", reason));
-        }
-        if said.place != by_default.place {
-            return Err(invalid("place", reason));
         }
         if said.limit != by_default.limit {
             return Err(invalid("limit", "holds for the process: a tier has a `far_limit`"));
@@ -304,6 +306,14 @@ impl Builder {
             None => Ok(self),
             Some(Err(_)) => Err(invalid(ENV, "is not UTF-8")),
         }
+    }
+
+    /// Forces how pages are installed, and how the store is read and written, which the kernel and the device
+    /// decide else: tests run the ways of other kernels by it.
+    #[doc(hidden)]
+    pub fn force(mut self, install: Install, io: IoEngine) -> Builder {
+        (self.options.install, self.options.io) = (install, io);
+        self
     }
 
     /// Checks the options and resolves the limits on this machine.
@@ -373,12 +383,6 @@ impl Options {
             if capacity < self.page {
                 return Err(invalid("capacity", "must be at least one page"));
             }
-        }
-        if self.threshold == Some(ByteCount::ZERO) {
-            return Err(invalid(
-                "threshold",
-                "must not be zero; `off` sends no allocation far, 1 sends all",
-            ));
         }
         Ok(())
     }

@@ -5,7 +5,7 @@
 //! the table in `docs/configuration.md`, and the structure `farheap_config` in C. A new option is a row here, and
 //! the line that uses it.
 
-use super::value::{Limit, Metadata, Place, UserMode, Value, suggest};
+use super::value::{Limit, Metadata, UserMode, Value, suggest};
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
 use crate::paging::region::{Install, Mode};
@@ -111,23 +111,16 @@ macro_rules! for_options {
             { region c bytes page, "power of two, `4KiB` to `2MiB`", "",
               "small for pointers, large for scans" };
 
-        /// With `None` (`off` in text) no size does, only explicit requests and thread scopes.
-        ///
-        /// Default: 64 KiB. Lower it when much of the data is small objects; `off` when the program
-        /// chooses itself what goes far.
-        threshold: maybe(ByteCount) or "off" = Some(ByteCount::kib(64)),
-            "the size in bytes from which the global allocator places allocations in far memory",
-            { heap c bytes threshold, "size or `off`", "", "smaller objects are to go far, or none" };
-
-        /// Under [`Place::All`] small objects are far as well, and the threshold does not matter. What
+        /// With `None` (`off` in text) no size does, only explicit requests and thread scopes. With 0
+        /// every allocation does, small objects as well. What
         /// farheap and jemalloc keep about memory stays local, as does all that was allocated before
         /// the heap started.
         ///
-        /// Default: [`Place::BySize`]. Set it for data of small objects, where hardly a block reaches
-        /// the threshold. Pages of 4 to 16 KiB suit small objects better than the default.
-        place: value(Place) = Place::BySize,
-            "which allocations the global allocator places in far memory",
-            { heap c text place, "", "", "the data is small objects: `all` sends everything far" };
+        /// Default: 64 KiB. Lower it, or set it to 0, when much of the data is small objects, for which pages of
+        /// 4 to 16 KiB are best; `off` when the program chooses itself what goes far.
+        threshold: maybe(ByteCount) or "off" = Some(ByteCount::kib(64)),
+            "the size in bytes from which the global allocator places allocations in far memory",
+            { heap c bytes threshold, "size, `0` for all, or `off`", "", "smaller objects are to go far, or none" };
 
         /// From 1 to 64.
         ///
@@ -144,17 +137,6 @@ macro_rules! for_options {
         span: value(ByteCount) = ByteCount::gib(1 << 10),
             "how much address space is reserved for far memory, in bytes",
             { region c bytes span, "size", "", "the address space is limited (`ulimit -v`)" };
-
-        /// Default: [`IoEngine::Auto`]. Change it to force a path while testing or measuring.
-        io: value(IoEngine) = IoEngine::Auto,
-            "how the store is read and written",
-            { store c text io, "", "", "to force a path" };
-
-        /// Default: [`Install::Auto`]. Change it to force a path while testing or measuring: `copy`
-        /// is what kernels before 6.8 have, `move` is dearer for pages below 2 MiB.
-        install: value(Install) = Install::Auto,
-            "which operation installs and evicts pages",
-            { region c text install, "", "", "to force a path" };
 
         /// Default: on. Off only where the device checks end to end and every nanosecond counts.
         checksum: value(bool) = true,
@@ -231,14 +213,6 @@ macro_rules! for_options {
             "what happens at an orderly shutdown to the pages on the device",
             { region c text wipe, "", "", "what is left on the device at the end matters" };
 
-        /// What is on the device is never in a dump.
-        ///
-        /// Default: off. Set it to look at far data in a debugger after a crash; dumps grow by up
-        /// to the limit.
-        dump: value(bool) = false,
-            "whether core dumps contain the far memory that is resident",
-            { region c switch dump, "", "", "core dumps are to hold far memory" };
-
         /// Far, it is under the limit, comes and goes like all far memory, and allocations wait for it with
         /// jemalloc's locks held. Conflicts with `mode:in_thread`; a process whose kernel serves no faults of
         /// system calls does not start.
@@ -294,11 +268,16 @@ macro_rules! structure {
         #[derive(Clone, Debug, PartialEq, Eq)]
         pub(super) struct Options {
             $(pub(super) $name: stored!($kind $type),)*
+            /// No option: see [`Builder::force`](super::Builder::force).
+            pub(super) install: Install,
+            /// As `install`.
+            pub(super) io: IoEngine,
         }
 
         impl Default for Options {
             fn default() -> Options {
-                Options { $($name: $default,)* }
+                let (install, io) = Default::default();
+                Options { $($name: $default,)* install, io }
             }
         }
 

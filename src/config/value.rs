@@ -4,8 +4,8 @@
 
 use crate::base::error::Error;
 use crate::base::units::ByteCount;
-use crate::paging::region::{Install, Mode};
-use crate::store::{IoEngine, Wipe};
+use crate::paging::region::Mode;
+use crate::store::Wipe;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -33,18 +33,6 @@ pub(super) const DEADLINE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 /// The longest polling: half of the time after which a handler that runs only while its
 /// processor is idle counts as starved.
 pub(super) const POLL_MAX: Duration = Duration::from_micros(500);
-
-/// What the global allocator places in far memory without being asked to by a type or a
-/// [`scope`](crate::scope()).
-#[non_exhaustive]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Place {
-    /// What is at least as large as the threshold.
-    #[default]
-    BySize,
-    /// Everything, from one byte up.
-    All,
-}
 
 /// Where jemalloc keeps what it knows about a tier's far memory: extents, slabs, locks. It is some 0.1 to
 /// 3 % of the data, more for smaller blocks ([`TierMemory::metadata_share`](crate::TierMemory::metadata_share)).
@@ -134,12 +122,9 @@ macro_rules! names {
 
 names! {
     bool { "on" true, "off" false }
-    IoEngine { "auto" IoEngine::Auto, "uring" IoEngine::Uring, "sync" IoEngine::Sync }
-    Install { "auto" Install::Auto, "copy" Install::Copy, "move" Install::Move }
     UserMode {
         "auto" UserMode::Auto, "far" UserMode::Far, "require_kernel" UserMode::RequireKernel
     }
-    Place { "by_size" Place::BySize, "all" Place::All }
     Metadata { "local" Metadata::Local, "far" Metadata::Far }
     Mode { "handler" Mode::Handler, "in_thread" Mode::InThread }
     Wipe { "off" Wipe::Off, "discard" Wipe::Discard, "zero" Wipe::Zero }

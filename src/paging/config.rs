@@ -26,7 +26,7 @@ pub enum Install {
     /// instead of `UFFDIO_POISON`. Memory that an application's direct I/O is reading into must be
     /// pinned.
     Copy,
-    /// MOVE both ways, for comparison: memory that was in use is not used again (the kernel may still
+    /// MOVE both ways, for comparison (Linux 6.8): memory that was in use is not used again (the kernel may still
     /// be reading it), so small pages then cost more than by COPY.
     Move,
 }
@@ -53,7 +53,7 @@ impl Install {
             Install::Move if kernel_moves => Ok(Moves { fill: true, evict: true }),
             Install::Move => Err(Error::Unsupported {
                 feature: "UFFDIO_MOVE (Linux 6.8)",
-                why: "`install:move` was asked for; use `install:auto`",
+                why: "`Install::Move` was asked for; use `Install::Auto`",
             }),
         }
     }
@@ -147,10 +147,6 @@ settings! {
         ///
         /// Default: any.
         node: maybe(u32) = None,
-        /// Sets whether core dumps contain resident far memory.
-        ///
-        /// Default: no.
-        dump: value(bool) = false,
         /// Sets whether pages are encrypted before they reach the store, under a key that only this
         /// process knows. Needs the crate's feature `encrypt`.
         ///

@@ -94,7 +94,7 @@ pub(in crate::paging) fn unlocked() {
 
 /// A region begins whose pages do not leave by MOVE.
 pub(in crate::paging) fn leaves_by_copy() {
-    const WHAT: &str = "far memory leaves by copies here (`install:copy`, or Linux before 6.8)";
+    const WHAT: &str = "far memory leaves by copies here (Linux before 6.8)";
     let what_to_do = "what a direct or asynchronous read, or a registered buffer of io_uring, brings into it is \
                       lost unless the range is pinned";
     messages::tell(WHAT, WARNINGS_MAX, format_args!("{WHAT}: {what_to_do}"));

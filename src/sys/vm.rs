@@ -49,8 +49,6 @@ pub(crate) enum Huge {
 pub(crate) struct Mapping {
     base: NonNull<u8>,
     len: usize,
-    /// Core dumps contain the range.
-    dumped: AtomicBool,
     /// The NUMA node that the range is bound to, plus one; 0: none.
     node: AtomicU32,
     born: Born,
@@ -110,8 +108,8 @@ impl Mapping {
         // SAFETY: nobody maps nothing.
         let base = unsafe { std::alloc::alloc_zeroed(layout) };
         let base = NonNull::new(base).expect("memory for a small mapping");
-        let (dumped, node) = (AtomicBool::new(false), AtomicU32::new(0));
-        Mapping { base, len, dumped, node, born: Born::here(), align }
+        let node = AtomicU32::new(0);
+        Mapping { base, len, node, born: Born::here(), align }
     }
 
     #[cfg(not(miri))]
@@ -123,8 +121,8 @@ impl Mapping {
     ) -> Result<Mapping> {
         len.checked_add(align).ok_or(Error::BadRange { reason: "length overflows".into() })?;
         let base = map(len, align).map_err(refused("mmap"))?;
-        let (dumped, node) = (AtomicBool::new(false), AtomicU32::new(0));
-        let mapping = Mapping { base, len, dumped, node, born: Born::here() };
+        let node = AtomicU32::new(0);
+        let mapping = Mapping { base, len, node, born: Born::here() };
         mapping.advise_all(libc::MADV_DONTFORK)?;
         mapping.advise_all(libc::MADV_DONTDUMP)?;
         match huge {
@@ -193,12 +191,6 @@ impl Mapping {
     pub(crate) fn is_locked(&self, offset: usize, len: usize) -> bool {
         let advised = self.advise(offset, len, libc::MADV_COLD);
         matches!(advised, Err(Error::Os { errno: libc::EINVAL, .. }))
-    }
-
-    /// Allows core dumps to contain the range.
-    pub(crate) fn include_in_dumps(&self) -> Result<()> {
-        self.dumped.store(true, Ordering::Relaxed);
-        self.advise_all(libc::MADV_DODUMP)
     }
 
     /// Has all memory that the range gets from now on be that of a NUMA node, see `mbind(2)`, `MPOL_BIND`.
@@ -409,10 +401,8 @@ impl Mapping {
         let mapped = unsafe { mmap_anonymous(Some(start), bytes, ProtFlags::PROT_NONE, flags) };
         mapped.map_err(refused("mmap"))?;
         self.bind_part(offset, len)?;
-        let dumped = self.dumped.load(Ordering::Relaxed);
-        let dump = if dumped { libc::MADV_DODUMP } else { libc::MADV_DONTDUMP };
         self.advise(offset, len, libc::MADV_DONTFORK)?;
-        self.advise(offset, len, dump)?;
+        self.advise(offset, len, libc::MADV_DONTDUMP)?;
         // A kernel without huge pages refuses with EINVAL.
         let _ = self.advise(offset, len, libc::MADV_NOHUGEPAGE);
         prepare()?;

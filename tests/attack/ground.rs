@@ -7,7 +7,7 @@ use crate::common::refuse::{Refused, refuse};
 use crate::common::{Dice, StopOnDrop, heap, seed, watchdog};
 use crate::kernel::{Errno, call};
 use allocator_api2::alloc::Allocator;
-use farheap::{ByteCount, Config, Far, Heap};
+use farheap::{ByteCount, Far, Heap};
 use std::alloc::Layout;
 use std::fmt::Debug;
 use std::ops::Range;
@@ -245,7 +245,7 @@ impl Ground {
         // A small span: what locks everything goes through all of it.
         let span = if way.conf.contains("2MiB") { "512MiB" } else { "128MiB" };
         let conf = format!("{},capacity:1GiB,span:{span}{}", way.conf, place());
-        let config = Config::parse(&conf).expect("known keys");
+        let config = crate::common::config(&conf);
         let (page, limit) = (config.page().as_usize(), config.far_limit().as_usize());
         let heap = heap(&conf)?;
         let kernel = heap.serves_kernel_faults() && !way.conf.contains("in_thread");

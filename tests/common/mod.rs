@@ -10,8 +10,9 @@ pub(crate) mod power;
 pub(crate) mod refuse;
 pub(crate) mod visits;
 
-use farheap::region::{Region, RegionConfig};
-use farheap::store::{MemStore, Store};
+use farheap::config::Builder;
+use farheap::region::{Install, Region, RegionConfig};
+use farheap::store::{IoEngine, MemStore, Store};
 use farheap::sub::{Collective, CollectiveConfig};
 use farheap::{ByteCount, Config, Error, Heap, MemoryManager};
 use std::sync::Arc;
@@ -125,9 +126,32 @@ pub(crate) fn heap_under(manager: &Arc<MemoryManager>, conf: &str) -> Option<Hea
     permitted(conf, |config| Heap::start_under(manager, config))
 }
 
+/// The configuration of a text, in which `install:copy`, `install:move` and `io:sync` force the ways of other
+/// kernels.
+pub(crate) fn config(conf: &str) -> Config {
+    let (mut install, mut io) = (Install::Auto, IoEngine::Auto);
+    let is_option = |entry: &&str| match *entry {
+        "install:copy" => {
+            install = Install::Copy;
+            false
+        }
+        "install:move" => {
+            install = Install::Move;
+            false
+        }
+        "io:sync" => {
+            io = IoEngine::Sync;
+            false
+        }
+        _ => true,
+    };
+    let options = conf.split(',').filter(is_option).collect::<Vec<_>>().join(",");
+    let builder = Config::builder().parse(&options).map(|builder| builder.force(install, io));
+    builder.and_then(Builder::build).unwrap_or_else(|error| panic!("{conf}: {error}"))
+}
+
 fn permitted(conf: &str, start: impl FnOnce(Config) -> farheap::Result<Heap>) -> Option<Heap> {
-    let config = Config::parse(conf).unwrap_or_else(|error| panic!("{conf}: {error}"));
-    where_permitted(conf, start(config))
+    where_permitted(conf, start(config(conf)))
 }
 
 /// Looks until `done`, for [`PATIENCE`] at most; returns whether it was.

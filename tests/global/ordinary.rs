@@ -173,11 +173,11 @@ fn assert_far_from(heap: &Heap, threshold: Option<ByteCount>) {
 fn a_program_that_works_on_ordinary_memory_works_with_a_heap() {
     let name = "a_program_that_works_on_ordinary_memory_works_with_a_heap";
     let limits =
-        [("far_limit:2GiB", 16), ("far_limit:16MiB", 32), ("far_limit:16MiB,place:all", 32)];
+        [("far_limit:2GiB", 16), ("far_limit:16MiB", 32), ("far_limit:16MiB,threshold:0", 32)];
     if let Some(limit) = case(name) {
         let (conf, blocks) = limits.into_iter().find(|(conf, _)| *conf == limit).expect("a case");
         let Some(heap) = heap(conf) else { return };
-        let wanted = if conf.contains("place:all") { Some(ByteCount::ZERO) } else { BY_SIZE };
+        let wanted = if conf.contains("threshold:0") { Some(ByteCount::ZERO) } else { BY_SIZE };
         assert_far_from(&heap, wanted.filter(|_| heap.serves_kernel_faults()));
         program(blocks);
         println!("{}", heap.stats());

@@ -5,26 +5,22 @@
 #![expect(unsafe_code, reason = "forks")]
 
 use crate::common::child::alone;
-use crate::common::{Dice, heap, heap_under, mem_store, seed, watchdog};
+use crate::common::{Dice, config, heap, heap_under, mem_store, seed, watchdog};
 use allocator_api2::alloc::Allocator;
 use allocator_api2::vec::Vec as TierVec;
 use farheap::manager::MemoryManager;
-use farheap::{ByteCount, Config, Error, Far, Heap, Placement, Tier, malloc, scope};
+use farheap::{ByteCount, Error, Far, Heap, Placement, Tier, malloc, scope};
 use std::alloc::Layout;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// What the further tiers of most tests are: of other page sizes, limits and policies.
+/// What the further tiers of most tests are: of other page sizes and limits.
 const TIERS: [(&str, &str); 3] = [
     ("small", "far_limit:8MiB,capacity:256MiB,page:4KiB"),
     ("large", "far_limit:16MiB,capacity:256MiB,page:256KiB"),
     ("plain", "far_limit:8MiB,capacity:256MiB,page:64KiB,io:sync"),
 ];
-
-fn config(text: &str) -> Config {
-    Config::parse(text).unwrap_or_else(|error| panic!("{text}: {error}"))
-}
 
 /// The default tier and three more, or `None` where userfaultfd is not permitted.
 fn four() -> Option<[Heap; 4]> {
@@ -134,7 +130,7 @@ fn what_cannot_be_a_further_tier_is_refused_by_name() {
         }
         assert!(refused("far", plain).contains("runs already"));
         assert!(refused("t", "far_limit:8MiB,threshold:1KiB").contains("threshold"));
-        assert!(refused("t", "far_limit:8MiB,place:all").contains("place"));
+        assert!(refused("t", "far_limit:8MiB,threshold:0").contains("threshold"));
         assert!(refused("t", "far_limit:8MiB,dir:/nowhere").contains("/nowhere"));
         let with_device = heap.add_tier_on("t", config(plain), mem_store(ByteCount::mib(64)));
         assert!(with_device.is_err(), "`capacity` says what to open");

@@ -3,9 +3,7 @@
 //! Guards: the interface.
 
 use crate::common::child::path_of;
-use farheap::config::{
-    Builder, Install, IoEngine, Limit, Metadata, Mode, Place, UserMode, Wipe,
-};
+use farheap::config::{Builder, Limit, Metadata, Mode, UserMode, Wipe};
 use farheap::store::MemStore;
 use farheap::{ByteCount, Config, Error, Heap};
 use proptest::prelude::*;
@@ -36,8 +34,8 @@ fn metadata_is_local_or_far_and_not_far_where_threads_serve_themselves() {
 fn every_key_is_read() {
     let config = Config::parse(
         "far_limit:512MiB, limit:2GiB, device:/dev/nvme1n1, overwrite:on, capacity:10GiB, reserve:on, page:256KiB, \
-         handlers:3, threshold:off, place:all, span:2TiB, io:uring, install:copy, checksum:off, deadline:1m30s, \
-         poll:50us, user_mode:far, readahead:off, mode:in_thread, dump:on, encrypt:on, wipe:zero",
+         handlers:3, threshold:off, span:2TiB, checksum:off, deadline:1m30s, \
+         poll:50us, user_mode:far, readahead:off, mode:in_thread, encrypt:on, wipe:zero",
     )
     .expect("every key");
     assert_eq!(config.far_limit(), ByteCount::mib(512));
@@ -50,17 +48,14 @@ fn every_key_is_read() {
     assert_eq!(config.page(), ByteCount::kib(256));
     assert_eq!(config.handlers(), Some(3));
     assert_eq!(config.threshold(), None);
-    assert_eq!(config.place(), Place::All);
     assert_eq!(config.span(), ByteCount::gib(2048));
-    assert_eq!(config.io(), IoEngine::Uring);
-    assert_eq!(config.install(), Install::Copy);
     assert!(!config.checksum());
     assert_eq!(config.deadline(), Duration::from_secs(90));
     assert_eq!(config.poll(), Some(Duration::from_micros(50)));
     assert_eq!(config.user_mode(), UserMode::Far);
     assert!(!config.readahead());
     assert_eq!(config.mode(), Mode::InThread);
-    assert!(config.dump() && config.encrypt());
+    assert!(config.encrypt());
     assert_eq!(config.wipe(), Wipe::Zero);
 }
 
@@ -69,9 +64,9 @@ fn defaults_are_as_documented() {
     let config = Config::parse("").expect("defaults");
     assert_eq!(
         config.to_string(),
-        "limit:auto,far_limit:auto,overwrite:off,reserve:off,page:16KiB,threshold:64KiB,place:by_size,handlers:auto,span:1TiB,io:auto,\
-         install:auto,checksum:on,deadline:30s,poll:200us,user_mode:auto,readahead:on,\
-         mode:handler,encrypt:off,compress:off,wipe:off,dump:off,metadata:local,node:any,check:off"
+        "limit:auto,far_limit:auto,overwrite:off,reserve:off,page:16KiB,threshold:64KiB,handlers:auto,span:1TiB,\
+         checksum:on,deadline:30s,poll:200us,user_mode:auto,readahead:on,\
+         mode:handler,encrypt:off,compress:off,wipe:off,metadata:local,node:any,check:off"
     );
 }
 
@@ -103,12 +98,9 @@ fn a_malformed_value_is_refused_with_its_key() {
         ("handlers:0", "handlers", "from 1 to 64"),
         ("handlers:65", "handlers", "from 1 to 64"),
         ("handlers:many", "handlers", "`many`"),
-        ("threshold:0", "threshold", "must not be zero"),
         ("span:0", "span", "at least one page"),
         ("span:65TiB", "span", "at most"),
         ("span:16MiB,far_limit:32MiB", "span", "less than the limit"),
-        ("io:urng", "io", "did you mean `uring`?"),
-        ("install:map", "install", "not one of auto, copy, move"),
         ("checksum:yes", "checksum", "not one of on, off"),
         ("deadline:soon", "deadline", "not a duration"),
         ("deadline:0s", "deadline", "must be from"),
@@ -130,7 +122,7 @@ fn a_malformed_value_is_refused_with_its_key() {
         ("device:/a,dir:/b", "dir", "conflicts with `device`"),
         ("limit", "limit", "has no value"),
         ("page:4KiB,page:4KiB", "page", "given twice"),
-        ("page:4KiB,,io:auto", Config::ENV, "a comma too many"),
+        ("page:4KiB,,mode:handler", Config::ENV, "a comma too many"),
         ("page:4KiB,", Config::ENV, "a comma too many"),
         (",", Config::ENV, "a comma too many"),
     ] {
@@ -167,7 +159,6 @@ fn the_builder_refuses_what_the_text_refuses() {
         Config::builder().page(ByteCount(u64::MAX)),
         Config::builder().capacity(ByteCount(u64::MAX)),
         Config::builder().handlers(65),
-        Config::builder().threshold(ByteCount::ZERO),
         Config::builder().span(ByteCount(u64::MAX)),
         Config::builder().deadline(Duration::MAX),
         Config::builder().device(""),
@@ -181,14 +172,9 @@ fn the_builder_refuses_what_the_text_refuses() {
 
 #[test]
 fn a_store_of_the_programs_own_conflicts_with_options_that_open_one() {
-    for text in [
-        "device:/dev/sda",
-        "overwrite:on",
-        "dir:/tmp",
-        "capacity:1GiB",
-        "capacity:1GiB,reserve:on",
-        "io:sync",
-    ] {
+    for text in
+        ["device:/dev/sda", "overwrite:on", "dir:/tmp", "capacity:1GiB", "capacity:1GiB,reserve:on"]
+    {
         let config = Config::parse(&format!("far_limit:8MiB,{text}")).expect(text);
         let store = Arc::new(MemStore::new(ByteCount::mib(16)).expect("address space"));
         let error = Heap::start_on(config, store).expect_err(text).to_string();
@@ -268,10 +254,8 @@ prop_compose! {
         capacity in proptest::option::of(1u64 << 21..=i64::MAX as u64),
         page_shift in 12u32..=21,
         handlers in proptest::option::of(1u16..=64),
-        threshold in proptest::option::of(1u64..1 << 62),
+        threshold in proptest::option::of(0u64..1 << 62),
         span in 1u64 << 45..=1 << 46,
-        io in prop_oneof![Just(IoEngine::Auto), Just(IoEngine::Uring), Just(IoEngine::Sync)],
-        install in prop_oneof![Just(Install::Auto), Just(Install::Copy), Just(Install::Move)],
         deadline_ns in 1_000_000u64..=86_400_000_000_000,
         poll_ns in proptest::option::of(0u64..=500_000),
         (checksum, readahead) in any::<(bool, bool)>(),
@@ -280,7 +264,7 @@ prop_compose! {
             Just((UserMode::Far, Mode::InThread)),
             Just((UserMode::RequireKernel, Mode::Handler)),
         ],
-        (dump, encrypt, reserve) in any::<(bool, bool, bool)>(),
+        (encrypt, reserve) in any::<(bool, bool)>(),
         wipe in prop_oneof![Just(Wipe::Off), Just(Wipe::Discard), Just(Wipe::Zero)],
     ) -> Builder {
         let builder = match limit {
@@ -299,15 +283,12 @@ prop_compose! {
             .handlers(handlers)
             .threshold(threshold.map(ByteCount))
             .span(ByteCount(span))
-            .io(io)
-            .install(install)
             .checksum(checksum)
             .deadline(Duration::from_nanos(deadline_ns))
             .poll(poll_ns.map(Duration::from_nanos))
             .user_mode(user_mode)
             .readahead(readahead)
             .mode(mode)
-            .dump(dump)
             .encrypt(encrypt)
             .wipe(wipe)
     }
@@ -322,7 +303,7 @@ proptest! {
     }
 
     #[test]
-    fn no_text_makes_the_parser_panic(text in r#"([a-z_]{1,9}|limit|page|dir|io)[:,"%a-zA-Z0-9 ]{0,24}"#) {
+    fn no_text_makes_the_parser_panic(text in r#"([a-z_]{1,9}|limit|page|dir|mode)[:,"%a-zA-Z0-9 ]{0,24}"#) {
         let _ = Config::parse(&text);
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{Check, Verdict};
 use crate::probe::{Features, Limits, Privileges, Probe, Refusal, Uring, Userfaultfd};
-use farheap::config::{Install, IoEngine, Mode, UserMode};
+use farheap::config::{Mode, UserMode};
 use farheap::probe::{Memory, Node, Route, look};
 use farheap::{ByteCount, Config};
 
@@ -111,10 +111,9 @@ pub(super) fn features(found: &Userfaultfd, config: Option<&Config>) -> Option<C
     found.best()?;
     let has = |feature| found.features.contains(feature);
     let mut check = Check::new(NAME, Verdict::Pass, found.features.to_string());
-    let moves = config.is_some_and(|config| config.install() == Install::Move);
     let in_thread = config.is_some_and(|config| config.mode() == Mode::InThread);
     for (feature, from, required, meaning) in [
-        (Features::MOVE, "6.8", moves, NO_MOVE),
+        (Features::MOVE, "6.8", false, NO_MOVE),
         (Features::SIGBUS, "4.14", in_thread, "`mode:in_thread` does not work"),
         (Features::POISON, "6.6", false, "a lost page cannot be marked for the kernel"),
     ] {
@@ -128,18 +127,13 @@ pub(super) fn features(found: &Userfaultfd, config: Option<&Config>) -> Option<C
 }
 
 /// io_uring.
-pub(super) fn uring(found: &Uring, config: Option<&Config>) -> Check {
+pub(super) fn uring(found: &Uring) -> Check {
     const NAME: &str = "io_uring";
     let Err(refusal) = &found.setup else {
         return Check::new(NAME, Verdict::Pass, "a ring can be set up");
     };
-    let required = config.is_some_and(|config| config.io() == IoEngine::Uring);
-    let verdict = if required { Verdict::Fail } else { Verdict::Warn };
-    let check = Check::new(NAME, verdict, refusal.to_string()).meaning(if required {
-        "`io:uring` asks for it"
-    } else {
-        "the store is read and written by system calls, one request at a time per thread"
-    });
+    let check = Check::new(NAME, Verdict::Warn, refusal.to_string())
+        .meaning("the store is read and written by system calls, one request at a time per thread");
     match (refusal.errno, found.disabled) {
         (_, Some(1 | 2)) => check.repair("sudo sysctl kernel.io_uring_disabled=0"),
         (libc::ENOMEM, _) => check.repair("ulimit -l unlimited"),
@@ -390,19 +384,16 @@ mod tests {
             features(&found, Some(&config)).expect("a route is open").verdict
         };
         assert_eq!(verdict("far_limit:64MiB"), Verdict::Warn);
-        assert_eq!(verdict("far_limit:64MiB,install:copy,mode:in_thread"), Verdict::Warn);
-        assert_eq!(verdict("far_limit:64MiB,install:move"), Verdict::Fail);
+        assert_eq!(verdict("far_limit:64MiB"), Verdict::Warn);
     }
 
     #[test]
-    fn io_uring_is_required_only_when_asked_for() {
+    fn without_io_uring_there_are_system_calls() {
         let refusal = Refusal { errno: libc::EPERM, reason: "refused".to_owned() };
         let found = Uring { setup: Err(refusal), disabled: Some(2) };
-        let check = uring(&found, None);
+        let check = uring(&found);
         assert_eq!(check.verdict, Verdict::Warn);
         assert_eq!(commands(&check), ["sudo sysctl kernel.io_uring_disabled=0"]);
-        let config = Config::parse("far_limit:64MiB,io:uring").expect("a configuration");
-        assert_eq!(uring(&found, Some(&config)).verdict, Verdict::Fail);
     }
 
     #[test]

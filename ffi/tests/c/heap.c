@@ -62,10 +62,10 @@ static void configurations_are_checked(void) {
     farheap_config config = FARHEAP_CONFIG_INIT;
     farheap_heap *heap = NULL;
     config.far_limit = 16 * MIB;
-    config.io = "telepathy";
+    config.mode = "telepathy";
     FAILS(FARHEAP_E_CONFIG, farheap_start_config(&config, &heap));
     CHECK(strstr(farheap_last_message(), "telepathy") && !heap);
-    config.io = NULL;
+    config.mode = NULL;
     config.limit = 512 * MIB;
     config.limit_percent = 50;
     FAILS(FARHEAP_E_ARGUMENT, farheap_start_config(&config, &heap));
@@ -83,11 +83,11 @@ static void configurations_are_checked(void) {
     FAILS(FARHEAP_E_CONFIG, farheap_start_config(&config, &heap));
     CHECK(strstr(farheap_last_message(), "there is no node 999"));
     config.node = NULL;
-    /* What a structure does not have, because the program was built before there was `dump`, is not
+    /* What a structure does not have, because the program was built before there was `check`, is not
      * looked at. */
-    config.dump = (farheap_switch)7;
+    config.check = (farheap_switch)7;
     FAILS(FARHEAP_E_ARGUMENT, farheap_start_config(&config, &heap));
-    config.size = offsetof(farheap_config, dump);
+    config.size = offsetof(farheap_config, check);
     FAILS(FARHEAP_E_DEVICE, farheap_start_config(&config, &heap));
     config.size = 8;
     FAILS(FARHEAP_E_ARGUMENT, farheap_start_config(&config, &heap));
@@ -126,15 +126,12 @@ static farheap_heap *start(void) {
     config.span = (uint64_t)64 << 30;
     config.deadline_ms = 30000;
     config.handlers = 1;
-    config.io = "auto";
-    config.install = "auto";
     config.user_mode = "far"; /* so that sizes decide without privileges too */
     config.mode = "handler";
     config.wipe = "off";
     config.checksum = FARHEAP_ON;
     config.readahead = FARHEAP_ON;
     config.encrypt = FARHEAP_OFF;
-    config.dump = FARHEAP_OFF;
     config.overwrite = FARHEAP_OFF;
     config.poll_us = FARHEAP_NONE;
     farheap_heap *heap = NULL;

@@ -110,11 +110,11 @@ static void texts(void) {
     BRIEFLY(FARHEAP_E_ARGUMENT, farheap_check_config("limit:\xFF\xFE"));
     farheap_config config = FARHEAP_CONFIG_INIT;
     farheap_heap *heap = NULL;
-    config.io = filled("x");
+    config.mode = filled("x");
     BRIEFLY(FARHEAP_E_CONFIG, farheap_start_config(&config, &heap));
-    config.io = "sync,far_limit:1"; /* one value, not a second key */
+    config.mode = "handler,far_limit:1"; /* one value, not a second key */
     BRIEFLY(FARHEAP_E_CONFIG, farheap_start_config(&config, &heap));
-    config.io = NULL;
+    config.mode = NULL;
     config.size = SIZE_MAX;
     BRIEFLY(FARHEAP_E_ARGUMENT, farheap_start_config(&config, &heap));
     config.size = 0;

@@ -228,11 +228,6 @@ impl Frames {
         self.staging.bind(node)
     }
 
-    /// Allows core dumps to contain the frames.
-    pub(crate) fn include_in_dumps(&self) -> Result<()> {
-        self.staging.include_in_dumps()
-    }
-
     pub(crate) fn addr(&self, frame: FrameId) -> usize {
         self.staging.addr() + frame.0 as usize * self.page_bytes
     }

@@ -110,10 +110,6 @@ impl Pager {
             table.bind(node)?;
             frames.bind(node)?;
         }
-        if config.dump {
-            table.include_in_dumps()?;
-            frames.include_in_dumps()?;
-        }
         let limit = PageCount(pool.managed().without_aside(config.limit).0 / config.page.0);
         let residents = Residents::new(PageCount(pages as u64), limit)?;
         let slots = SlotStore::new(config, store)?;

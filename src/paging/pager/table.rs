@@ -87,11 +87,6 @@ impl PageTable {
         self.region.bind(node)
     }
 
-    /// Allows core dumps to contain resident pages.
-    pub(super) fn include_in_dumps(&self) -> Result<()> {
-        self.region.include_in_dumps()
-    }
-
     /// Whether a part of a range of the region is locked (`mlock`).
     pub(in crate::paging) fn is_locked(&self, addr: usize, len: usize) -> bool {
         self.region.is_locked(addr - self.start(), len)

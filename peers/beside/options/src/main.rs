@@ -41,7 +41,7 @@ fn ask<T: Copy + Default>(name: &CStr) -> T {
 fn main() -> ExitCode {
     assert_eq!(ask::<u8>(c"opt.prof"), 1, "the program's options reach jemalloc");
     assert_eq!(ask::<u8>(c"background_thread"), 1);
-    let config = Config::parse("capacity:256MiB,place:all").expect("a configuration");
+    let config = Config::parse("capacity:256MiB,threshold:0").expect("a configuration");
     let heap = match Heap::start(config) {
         Ok(heap) => heap,
         Err(error) => {
