@@ -84,9 +84,6 @@ struct Args {
     /// `profile` of pages that are asked for in batches of this size
     #[arg(long, value_name = "N")]
     batch: Option<usize>,
-    /// Spinning of `profile`
-    #[arg(long, value_name = "US")]
-    spin: Option<u64>,
     /// For how long handlers of `profile` look for the device's answers
     #[arg(long, value_name = "US")]
     poll: Option<u64>,

@@ -56,11 +56,10 @@ fn usages() -> BTreeMap<u32, Usage> {
 fn config(plan: &Plan, args: &Args, page: usize) -> RegionConfig {
     let cache = plan.cache.max(64 * page);
     let config = far::config(page, cache, plan.data);
-    let spin = args.spin.map_or(config.spin, Duration::from_micros);
     let poll = args.poll.map_or(config.poll, |us| Some(Duration::from_micros(us)));
     let handlers = args.handlers.unwrap_or(config.handlers);
     let mode = if args.in_thread { Mode::InThread } else { Mode::Handler };
-    config.spin(spin).poll(poll).handlers(handlers).mode(mode)
+    config.poll(poll).handlers(handlers).mode(mode)
 }
 
 pub(crate) fn run(plan: &Plan, args: &Args) -> Result<()> {

@@ -1,7 +1,7 @@
 //! `tune`: which settings suit the machine, by random read faults.
 //!
-//! Prints one line a combination of page size, install path, handlers, spinning for faults and
-//! looking for answers; what it said is in `docs/measurements/faults.md`.
+//! Prints one line a combination of page size, install path, handlers and looking for
+//! answers; what it said is in `docs/measurements/faults.md`.
 
 use crate::device::LoopDevice;
 use crate::far::{self, Far};
@@ -21,19 +21,17 @@ struct Setting {
     install: Install,
     install_name: &'static str,
     handlers: usize,
-    spin_us: u64,
     poll_us: u64,
     /// Tried up to this page size: what faults cost beside the copying shows most at 4 KiB.
     page_max: usize,
 }
 
 /// Copying with the default handlers, and one thing at a time that is different.
-const SETTINGS: [Setting; 6] = [
+const SETTINGS: [Setting; 5] = [
     COPY,
     Setting { install: Install::Move, install_name: "move", ..COPY },
     Setting { handlers: 1, ..SMALL },
     Setting { handlers: 4, ..SMALL },
-    Setting { spin_us: 20, ..SMALL },
     Setting { poll_us: 0, ..SMALL },
 ];
 
@@ -41,7 +39,6 @@ const COPY: Setting = Setting {
     install: Install::Copy,
     install_name: "copy",
     handlers: 2,
-    spin_us: 0,
     poll_us: 200,
     page_max: PAGES[2],
 };
@@ -64,7 +61,7 @@ pub(crate) fn run(plan: &Plan) -> Result<()> {
     );
     println!("processor time and latency of a miss in us\n");
     print!("{:7} {:>6} {:7} {:>8} ", "store", "page", "install", "handlers");
-    print!("{:>7} {:>7} ", "spin us", "poll us");
+    print!("{:>7} ", "poll us");
     plan.threads.iter().for_each(|threads| print!("{:>9} ", format!("{threads} thr")));
     println!("{:>7} {:>7} {:>7}", "cpu us", "p50", "p99");
     for page in PAGES {
@@ -84,12 +81,12 @@ fn sweep(
     store: &dyn Fn() -> Result<Arc<dyn Store>>,
 ) -> Result<()> {
     for setting in SETTINGS.iter().filter(|setting| page <= setting.page_max) {
-        let &Setting { install, install_name, handlers, spin_us, poll_us, .. } = setting;
-        let (spin, poll) = (Duration::from_micros(spin_us), Duration::from_micros(poll_us));
+        let &Setting { install, install_name, handlers, poll_us, .. } = setting;
+        let poll = Duration::from_micros(poll_us);
         let base = far::config(page, plan.cache, plan.data);
-        let config = base.install(install).handlers(handlers).spin(spin).poll(poll);
+        let config = base.install(install).handlers(handlers).poll(poll);
         print!("{name:7} {:>5}K {install_name:7} {handlers:>8} ", page >> 10);
-        print!("{spin_us:>7} {poll_us:>7} ");
+        print!("{poll_us:>7} ");
         match measure(plan, config, store()?) {
             Err(Failure::Skipped(why)) => println!("skipped: {why}"),
             outcome => outcome?,

@@ -115,10 +115,6 @@ settings! {
         ///
         /// Default: yes.
         checksum: value(bool) = true,
-        /// Sets how long a handler looks for the next fault before it sleeps.
-        ///
-        /// Default: 0.
-        spin: value(Duration) = Duration::ZERO,
         /// Sets how long a handler looks for the device's answer before it sleeps, on devices that
         /// usually answer within that time; `None`: not at all. Other threads that want its
         /// processor get it meanwhile, but it does not halt.

@@ -49,8 +49,8 @@ impl Handler {
         index: usize,
         config: &RegionConfig,
     ) -> Result<Handler> {
-        let (spin, poll) = (config.spin, config.poll.unwrap_or_default());
-        let sched = ThreadSched::new(Arc::clone(pager.sched()), index, spin, poll);
+        let poll = config.poll.unwrap_or_default();
+        let sched = ThreadSched::new(Arc::clone(pager.sched()), index, poll);
         let work = Work::new(Arc::clone(&pager), index)?;
         Ok(Handler { pager, sched, work, messages: [Message::EMPTY; FAULTS_MAX] })
     }
@@ -111,7 +111,7 @@ impl Handler {
         })
     }
 
-    /// Reads and answers all pending faults; spins shortly for the first. Returns how many there were.
+    /// Reads and answers all pending faults; returns how many there were.
     fn read_faults(&mut self) -> Result<usize> {
         if self.work.is_full() {
             // They keep the descriptor readable, so that waiting for news ends at once.
@@ -120,18 +120,15 @@ impl Handler {
             return Ok(1);
         }
         let mut seen = 0;
-        let spin_until = self.sched.spin_until();
         loop {
             let count = self.pager.mapper().read(&mut self.messages)?;
             if count > 0 {
                 self.answer_messages(count, Instant::now());
             }
             seen += count;
-            let spins = seen == 0 && spin_until.is_some_and(|until| Instant::now() < until);
-            if count < FAULTS_MAX && !spins {
+            if count < FAULTS_MAX {
                 return Ok(seen);
             }
-            std::hint::spin_loop();
         }
     }
 

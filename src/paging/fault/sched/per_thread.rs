@@ -22,8 +22,6 @@ pub(in crate::paging) struct ThreadSched {
     /// Faults that have arrived, and that the affinity has not been told of.
     arrivals: Vec<Arrival>,
     busy_poll: BusyPoll,
-    /// How long the handler looks for a fault before it goes on.
-    spin: Duration,
     /// The last wait was for faults only, and ended without news of the device.
     waited_for_faults: bool,
     /// The last turn found nothing to do.
@@ -34,11 +32,10 @@ impl ThreadSched {
     /// Bytes that one allocates.
     pub(in crate::paging) const BYTES: usize = FAULTS_MAX * size_of::<Arrival>();
 
-    /// `spin` is how long to look for faults, `poll` how long at most for the device's answers.
+    /// `poll` is how long to look for the device's answers at most.
     pub(in crate::paging) fn new(
         shared: Arc<HandlerSched>,
         handler: usize,
-        spin: Duration,
         poll: Duration,
     ) -> ThreadSched {
         ThreadSched {
@@ -47,7 +44,6 @@ impl ThreadSched {
             affinity: Affinity::new(handler),
             arrivals: Vec::with_capacity(FAULTS_MAX),
             busy_poll: BusyPoll::new(poll),
-            spin,
             waited_for_faults: false,
             was_idle: false,
         }
@@ -94,11 +90,6 @@ impl ThreadSched {
         waited.map_err(|errno| Error::Os { call: "poll", errno: errno.0 })?;
         bell.answer();
         Ok(())
-    }
-
-    /// Until when to look for a first fault; `None`: it is not looked for.
-    pub(in crate::paging) fn spin_until(&self) -> Option<Instant> {
-        (!self.spin.is_zero()).then(|| Instant::now() + self.spin)
     }
 
     /// A fault of `thread` has arrived, and is served next. `is_alone`: nothing else is being served. What
