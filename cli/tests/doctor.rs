@@ -76,6 +76,7 @@ fn a_device_file_is_judged_without_being_written() {
     let found = text(&doctor(&["--device", argument]));
     assert!(line(&found, "contents").starts_with("FAIL"), "{found}");
     assert!(found.contains(&format!("FARHEAP_CONF=device:{argument},overwrite:on")), "{found}");
+    assert!(line(&found, "contents").ends_with("data at byte 0"), "{found}");
     let conf = format!("device:{argument},overwrite:on");
     let allowed = text(&doctor(&["--config", &conf]));
     assert!(line(&allowed, "contents").starts_with("WARN"), "{allowed}");
@@ -85,6 +86,20 @@ fn a_device_file_is_judged_without_being_written() {
     let found = text(&doctor(&["--device", argument]));
     assert!(line(&found, "device").starts_with("FAIL"), "{found}");
     assert!(found.contains("smaller than the 1.0 MiB needed"), "{found}");
+}
+
+#[test]
+fn what_blkid_recognizes_is_named() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("swap");
+    fs::write(&path, vec![0; 4 << 20]).expect("write");
+    let made = Command::new("mkswap").arg(&path).output();
+    let asked = Command::new("blkid").arg("--probe").arg(&path).output();
+    if ![made, asked].into_iter().all(|run| run.is_ok_and(|output| output.status.success())) {
+        return println!("skipped: no mkswap or no blkid");
+    }
+    let found = text(&doctor(&["--device", path.to_str().expect("UTF-8")]));
+    assert!(line(&found, "contents").ends_with(" (swap)"), "{found}");
 }
 
 #[test]

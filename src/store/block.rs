@@ -159,14 +159,14 @@ impl BlockStore {
     ///
     /// Free are zeros, and what [`scratch`](BlockStore::scratch) left in an earlier run. A regular
     /// file has to be zeros from start to end; holes are not read. Of a block device the first and
-    /// the last MiB are read, the places of known signatures, and 64 KiB at 63 places between.
-    /// Where `overwrite` allows it, all known signatures of others are erased.
+    /// the last MiB are read, the places of further superblocks, and 64 KiB at 63 places between.
+    /// Where `overwrite` allows it, the signatures of others are erased.
     ///
     /// A file that other users may read or write is made its owner's only, which is said on
     /// standard error; it has to belong to the user that this process runs as.
     ///
     /// # Errors
-    /// As for [`open`](BlockStore::open), and [`Error::Device`] with what the path holds, when it
+    /// As for [`open`](BlockStore::open), and [`Error::Device`] with the offset of what the path holds, when it
     /// cannot be written, or when other users keep access to the file.
     pub fn create(
         path: impl AsRef<Path>,

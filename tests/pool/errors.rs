@@ -408,7 +408,7 @@ fn a_new_table_takes_the_place_of_nothing_that_anybody_would_miss() {
     let mut data = vec![0; 8 << 20];
     data[7 << 20] = 1;
     std::fs::write(&path, &data).expect("written");
-    refused(PoolConfig::new(), "holds data of an unknown kind, which would be lost");
+    refused(PoolConfig::new(), "holds data at byte 7340032, which would be lost");
     let pool = create(PoolConfig::new().overwrite(true)).expect("allowed");
     let ids = fill(&pool, 100);
     pool.flush().expect("flush");

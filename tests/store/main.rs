@@ -383,9 +383,9 @@ fn a_device_that_holds_data_is_refused_and_left_as_it_is() {
     };
     let mut disk = vec![0; 2 << 20];
     disk[512..520].copy_from_slice(b"EFI PART");
-    refuse(&disk, "holds a partition table (GPT), which would be lost");
+    refuse(&disk, "holds data at byte 512, which would be lost");
     // Not "too small, extend it".
-    refuse(b"root:x:0:0:root:/root:/bin/sh\n", "holds data of an unknown kind");
+    refuse(b"root:x:0:0:root:/root:/bin/sh\n", "holds data at byte 0, which");
     fs::write(&path, &disk).expect("write");
     settle();
     let store = BlockStore::scratch(&path, None, true).expect("allowed");

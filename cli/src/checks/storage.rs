@@ -5,6 +5,7 @@ use crate::place::{Device, DeviceKind, Directory};
 use farheap::probe::look;
 use farheap::{ByteCount, Config};
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 /// The default page size.
 const PAGE_DEFAULT: ByteCount = ByteCount::kib(16);
@@ -222,7 +223,8 @@ fn contents(path: &Path, found: &Device, config: Option<&Config>) -> Check {
         true => (Verdict::Warn, "farheap overwrites it, as `overwrite:on` asks for"),
         false => (Verdict::Fail, "farheap overwrites no data unless it is told to"),
     };
-    let check = Check::new(NAME, verdict, format!("{holds}"))
+    let name = recognized(path).map(|name| format!(" ({name})"));
+    let check = Check::new(NAME, verdict, format!("{holds}{}", name.unwrap_or_default()))
         .meaning(meaning)
         .repair_when("see what it is:", format!("sudo wipefs --no-act {}", shell(path)));
     match verdict {
@@ -232,6 +234,15 @@ fn contents(path: &Path, found: &Device, config: Option<&Config>) -> Check {
         }
         _ => check,
     }
+}
+
+/// The name of what a device or file holds, by `blkid`, where that is installed and recognizes it.
+fn recognized(path: &Path) -> Option<String> {
+    let mut blkid = Command::new("blkid");
+    blkid.args(["--probe", "--output", "value", "--match-tag", "TYPE", "--match-tag", "PTTYPE"]);
+    let names = blkid.arg(path).stderr(Stdio::null()).output().ok()?.stdout;
+    let names: Vec<_> = std::str::from_utf8(&names).ok()?.split_whitespace().collect();
+    (!names.is_empty()).then(|| names.join(", "))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! What a device or file holds: nothing, what farheap left on it, or somebody's data.
 //!
 //! [`Contents::look`] takes out of the picture what is farheap's own, as its [`OwnSignature`] says. What
-//! is left must be zeros; if it is not, [`KNOWN`] only serves to name it.
+//! is left must be zeros.
 //!
 //! # Invariants
 //! 1. A device with our signature is free only if all else is zero in its first and its last
@@ -66,139 +66,7 @@ impl OwnSignature {
     }
 }
 
-/// Where a signature is.
-#[derive(Clone, Copy, Debug)]
-enum At {
-    /// Bytes from the start.
-    Start(u64),
-    /// Counted from the end, rounded down to a multiple of the first number: the second number of
-    /// bytes before it, and the third behind that.
-    End(u64, u64, u64),
-}
-
-impl At {
-    fn offset(self, len: u64) -> Option<u64> {
-        match self {
-            At::Start(offset) => Some(offset),
-            At::End(align, back, forth) => Some((len - len % align).checked_sub(back)? + forth),
-        }
-    }
-}
-
-const LUKS: &str = "an encrypted volume (LUKS)";
-const LUKS_COPY: &str = "the second header of an encrypted volume (LUKS)";
-const LVM: &str = "a physical volume of LVM";
-const GPT: &str = "a partition table (GPT)";
-const GPT_COPY: &str = "the copy of a partition table (GPT) at its end";
-const EXT: &str = "an ext2, ext3 or ext4 file system";
-const MD: &str = "a RAID member (md)";
-const SWAP: &str = "swap space";
-const BTRFS: &str = "a btrfs file system";
-const BCACHEFS: &str = "a bcachefs file system";
-const BCACHEFS_MAGIC: &[u8] = b"\xc6\x85\x73\xf6\x66\xce\x90\xa9\xd9\x6a\x60\xcf\x80\x3d\xf7\xef";
-const FAT: &str = "a FAT file system";
-const ZFS: &str = "a member of a ZFS pool";
-const DRBD: &str = "a DRBD volume";
-const VMFS: &str = "a VMFS volume";
-const REISER: &str = "a reiserfs file system";
-
-/// Signatures with their places, as `wipefs(8)` and `file(1)` look for them. Those of volumes that
-/// carry a partition table as well come before that. Where two of one kind are needed to tell, the
-/// one that decides is listed.
-const KNOWN: &[(At, &[u8], &str)] = &[
-    (At::Start(0), b"LUKS\xba\xbe", LUKS),
-    (At::Start(0), b"farpool", "a table of a buffer pool (farheap)"),
-    (At::Start(0), b"XFSB", "an xfs file system"),
-    (At::Start(0), b"bluestore block device", "a device of Ceph (BlueStore)"),
-    (At::Start(0), b"hsqs", "a squashfs file system"),
-    (At::Start(0), b"verity\0\0", "hashes of dm-verity"),
-    (At::Start(0), b"integrt\0", "a volume of dm-integrity"),
-    (At::Start(0), b"dmvdo001", "a VDO volume"),
-    (At::Start(0), b"SQLite format 3\0", "an SQLite database"),
-    (At::Start(0), b"\x7fELF", "a program"),
-    (At::Start(0), b"\x1f\x8b", "compressed data (gzip)"),
-    (At::Start(0), b"\x28\xb5\x2f\xfd", "compressed data (zstd)"),
-    (At::Start(0), b"QFI\xfb", "a disk image (qcow2)"),
-    (At::Start(24), b"LABELONE", LVM),
-    (At::Start(512), b"LABELONE", LVM),
-    (At::Start(1024), b"LABELONE", LVM),
-    (At::Start(1536), b"LABELONE", LVM),
-    (At::Start(512), b"EFI PART", GPT),
-    (At::Start(4096), b"EFI PART", GPT),
-    (At::Start(1024 + 56), b"\x53\xef", EXT),
-    (At::Start(1024), b"\x10\x20\xf5\xf2", "an f2fs file system"),
-    (At::Start(1024), b"\xe2\xe1\xf5\xe0", "an erofs file system"),
-    (At::Start(1024), b"H+", "an HFS+ file system"),
-    (At::Start(1024), b"HX", "an HFS+ file system"),
-    (At::Start(32), b"NXSB", "an APFS container"),
-    (At::Start(0), b"\xfc\x4e\x2b\xa9", MD),
-    (At::Start(4096), b"\xfc\x4e\x2b\xa9", MD),
-    (At::End(64 << 10, 64 << 10, 0), b"\xfc\x4e\x2b\xa9", MD),
-    (At::End(64 << 10, 64 << 10, 0), b"\xa9\x2b\x4e\xfc", MD),
-    (At::End(4096, 8192, 0), b"\xfc\x4e\x2b\xa9", MD),
-    (At::End(512, 1024, 0), b"Intel Raid ISM Cfg Sig. ", "a RAID member (Intel)"),
-    (At::End(512, 512, 0), b"\xde\x11\xde\x11", "a RAID member (DDF)"),
-    (At::End(4096, 4096, 60), b"\x83\x74\x02\x6b", DRBD),
-    (At::End(4096, 4096, 60), b"\x83\x74\x02\x6c", DRBD),
-    (At::End(4096, 4096, 60), b"\x83\x74\x02\x6d", DRBD),
-    (
-        At::Start(4096 + 24),
-        b"\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81",
-        "a bcache device",
-    ),
-    (At::Start(4096 + 24), BCACHEFS_MAGIC, BCACHEFS),
-    (At::Start((2 << 20) + 24), BCACHEFS_MAGIC, BCACHEFS),
-    (At::End(512, 1 << 20, 24), BCACHEFS_MAGIC, BCACHEFS),
-    (At::Start(4096 - 10), b"SWAPSPACE2", SWAP),
-    (At::Start(8192 - 10), b"SWAPSPACE2", SWAP),
-    (At::Start((16 << 10) - 10), b"SWAPSPACE2", SWAP),
-    (At::Start((32 << 10) - 10), b"SWAPSPACE2", SWAP),
-    (At::Start((64 << 10) - 10), b"SWAPSPACE2", SWAP),
-    (At::Start(4096 - 10), b"SWAP-SPACE", SWAP),
-    (At::Start(4096 - 10), b"S1SUSPEND", "a suspended system"),
-    (At::Start(4096 - 10), b"S2SUSPEND", "a suspended system"),
-    (At::Start(4096 - 10), b"LINHIB0001", "a suspended system"),
-    (At::Start(3), b"NTFS    ", "an NTFS file system"),
-    (At::Start(3), b"EXFAT   ", "an exFAT file system"),
-    (At::Start(3), b"-FVE-FS-", "an encrypted volume (BitLocker)"),
-    (At::Start(3), b"\0\0\0ReFS\0", "a ReFS file system"),
-    (At::Start(82), b"FAT32   ", FAT),
-    (At::Start(54), b"FAT16   ", FAT),
-    (At::Start(54), b"FAT12   ", FAT),
-    (At::Start((32 << 10) + 1), b"CD001", "an ISO 9660 file system"),
-    (At::Start((32 << 10) + 1), b"BEA01", "a UDF file system"),
-    (At::Start(32 << 10), b"JFS1", "a JFS file system"),
-    (At::Start((64 << 10) + 64), b"_BHRfS_M", BTRFS),
-    (At::Start((64 << 20) + 64), b"_BHRfS_M", BTRFS),
-    (At::Start((256 << 30) + 64), b"_BHRfS_M", BTRFS),
-    (At::Start((64 << 10) + 52), b"ReIsEr2Fs", REISER),
-    (At::Start((64 << 10) + 52), b"ReIsEr3Fs", REISER),
-    (At::Start((64 << 10) + 52), b"ReIsErFs", REISER),
-    (At::Start(64 << 10), b"\x01\x16\x19\x70", "a GFS file system"),
-    (At::Start(1024), b"OCFSV2", "an OCFS2 file system"),
-    (At::Start(2048), b"OCFSV2", "an OCFS2 file system"),
-    (At::Start(4096), b"OCFSV2", "an OCFS2 file system"),
-    (At::Start(32), b"ORCLDISK", "a disk of Oracle ASM"),
-    (At::Start(1024 + 6), b"\x34\x34", "a NILFS file system"),
-    (At::Start(16 << 10), b"\x01\x01\0\0\0\0\0\0\0\0\0\x01", ZFS),
-    (At::Start(0x1_0000), b"SKUL\xba\xbe", LUKS_COPY),
-    (At::Start(0x4000), b"SKUL\xba\xbe", LUKS_COPY),
-    (At::Start(0x8000), b"SKUL\xba\xbe", LUKS_COPY),
-    (At::Start(0x2_0000), b"SKUL\xba\xbe", LUKS_COPY),
-    (At::Start(0x4_0000), b"SKUL\xba\xbe", LUKS_COPY),
-    (At::Start(0x8_0000), b"SKUL\xba\xbe", LUKS_COPY),
-    (At::Start(0x10_0000), b"SKUL\xba\xbe", LUKS_COPY),
-    (At::Start(0x20_0000), b"SKUL\xba\xbe", LUKS_COPY),
-    (At::Start(0x40_0000), b"SKUL\xba\xbe", LUKS_COPY),
-    (At::Start(1 << 20), b"\x0d\xd0\x01\xc0", VMFS),
-    (At::Start(2 << 20), b"\x5e\xf1\xab\x2f", VMFS),
-    (At::Start(257), b"ustar", "an archive (tar)"),
-    (At::Start(510), b"\x55\xaa", "a partition table or boot sector"),
-    (At::End(512, 512, 0), b"EFI PART", GPT_COPY),
-    (At::End(4096, 4096, 0), b"EFI PART", GPT_COPY),
-];
-
-/// What a device or file holds.
+/// The content of a device or file.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contents {
@@ -206,10 +74,11 @@ pub enum Contents {
     Zeros,
     /// The pages that farheap evicted in an earlier run: it may be overwritten.
     Farheap,
-    /// Data, by a signature that is known.
-    Known(&'static str),
-    /// Other data.
-    Unknown,
+    /// Data of others.
+    Data {
+        /// Where the first byte of it is that was seen.
+        offset: u64,
+    },
 }
 
 impl Contents {
@@ -227,8 +96,8 @@ impl Contents {
             picture.blank(0..own.text().len() as u64);
             picture.blank(own.pages.clone());
         }
-        if !picture.is_blank() {
-            return Ok(picture.name());
+        if let Some(data) = picture.data() {
+            return Ok(data);
         }
         match (own, kind) {
             (Some(_), _) => Ok(Contents::Farheap),
@@ -265,8 +134,8 @@ fn look_at_data(fd: BorrowedFd<'_>, len: u64) -> Result<Contents, Errno> {
         at = data.start - data.start % BLOCK;
         while at < data.end {
             let read = file::read_at(fd, &mut buffer, at)?;
-            if buffer[..read].iter().any(|byte| *byte != 0) {
-                return Ok(Contents::Unknown);
+            if let Some(first) = first_of_data(&buffer[..read]) {
+                return Ok(Contents::Data { offset: at + first });
             }
             if read == 0 {
                 return Ok(Contents::Zeros);
@@ -277,7 +146,7 @@ fn look_at_data(fd: BorrowedFd<'_>, len: u64) -> Result<Contents, Errno> {
     Ok(Contents::Zeros)
 }
 
-/// A block device without our signature: where known signatures may be, and places between.
+/// A block device without our signature: where further superblocks may be, and places between.
 fn look_at_samples(fd: BorrowedFd<'_>, mut picture: Picture) -> Result<Contents, Errno> {
     for spot in SPOTS {
         picture.add(fd, spot, BLOCK)?;
@@ -286,7 +155,12 @@ fn look_at_samples(fd: BorrowedFd<'_>, mut picture: Picture) -> Result<Contents,
         let at = picture.len / SAMPLES * sample;
         picture.add(fd, at - at % BLOCK, SAMPLE_LEN)?;
     }
-    Ok(if picture.is_blank() { Contents::Zeros } else { picture.name() })
+    Ok(picture.data().unwrap_or(Contents::Zeros))
+}
+
+/// Where the first byte is that is not zero.
+fn first_of_data(bytes: &[u8]) -> Option<u64> {
+    bytes.iter().position(|byte| *byte != 0).map(|at| at as u64)
 }
 
 /// What was read of a device.
@@ -316,33 +190,21 @@ impl Picture {
         }
     }
 
-    fn is_blank(&self) -> bool {
-        self.pieces.iter().all(|(_, bytes)| bytes.iter().all(|byte| *byte == 0))
-    }
-
-    fn name(&self) -> Contents {
-        let is_here = |(at, magic, _): &&(At, &[u8], &str)| {
-            at.offset(self.len).is_some_and(|offset| self.has(offset, magic))
-        };
-        KNOWN.iter().find(is_here).map_or(Contents::Unknown, |(_, _, name)| Contents::Known(name))
-    }
-
-    fn has(&self, offset: u64, magic: &[u8]) -> bool {
-        self.pieces.iter().any(|(start, bytes)| {
-            let from = offset.checked_sub(*start).and_then(|from| bytes.get(from as usize..));
-            from.is_some_and(|rest| rest.starts_with(magic))
-        })
+    /// The first of what is left in the picture.
+    fn data(&self) -> Option<Contents> {
+        let in_piece = |(start, bytes): &(u64, Buffer)| Some(start + first_of_data(bytes)?);
+        let offset = self.pieces.iter().filter_map(in_piece).min()?;
+        Some(Contents::Data { offset })
     }
 }
 
 impl fmt::Display for Contents {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Contents::Zeros => "zeros",
-            Contents::Farheap => "pages that farheap evicted in an earlier run",
-            Contents::Known(name) => name,
-            Contents::Unknown => "data of an unknown kind",
-        })
+        match self {
+            Contents::Zeros => f.pad("zeros"),
+            Contents::Farheap => f.pad("pages that farheap evicted in an earlier run"),
+            Contents::Data { offset } => write!(f, "data at byte {offset}"),
+        }
     }
 }
 
@@ -370,23 +232,13 @@ mod tests {
     }
 
     #[test]
-    fn every_signature_is_recognized_at_its_place_only() {
-        for (at, magic, name) in KNOWN {
-            let offset = at.offset(LEN).expect("a large device");
-            let picture = holding(offset, magic);
-            assert!(!picture.is_blank(), "{name} at {offset} is not looked at");
-            assert_eq!(picture.name(), Contents::Known(name), "at {offset}");
-            let moved = holding(offset + 1, magic);
-            assert!(!moved.is_blank(), "{name} at {offset}");
-            assert_ne!(moved.name(), Contents::Known(name), "at {offset}, moved");
+    fn data_is_named_by_its_first_byte_that_is_looked_at() {
+        assert_eq!(holding(0, b"").data(), None);
+        for offset in [1080, LOOKED_AT - 4, 4 << 20, 64 << 20, LEN - 4] {
+            let data = holding(offset, b"data").data();
+            assert_eq!(data, Some(Contents::Data { offset }));
         }
-    }
-
-    #[test]
-    fn places_at_the_end_count_from_the_rounded_end() {
-        assert_eq!(At::End(64 << 10, 64 << 10, 0).offset((1 << 20) + 5), Some((1 << 20) - 65536));
-        assert_eq!(At::End(512, 1024, 3).offset(2048 + 511), Some(1024 + 3));
-        assert_eq!(At::End(4096, 8192, 0).offset(4096), None);
+        assert_eq!(holding(LOOKED_AT + BLOCK, b"data").data(), None, "not looked at");
     }
 
     #[test]
@@ -411,15 +263,15 @@ mod tests {
     fn only_what_is_taken_out_of_the_picture_is_ignored() {
         let mut picture = holding(tail(LEN) + 10, b"page");
         picture.blank(1 << 20..tail(LEN) + 13);
-        assert!(!picture.is_blank());
+        assert_eq!(picture.data(), Some(Contents::Data { offset: tail(LEN) + 13 }));
         picture.blank(0..0);
         picture.blank(tail(LEN)..u64::MAX);
-        assert!(picture.is_blank());
+        assert_eq!(picture.data(), None);
     }
 
     #[test]
     fn what_nobody_would_miss_is_told_from_data() {
         assert!(Contents::Zeros.is_free() && Contents::Farheap.is_free());
-        assert!(!Contents::Unknown.is_free() && !Contents::Known("data").is_free());
+        assert!(!Contents::Data { offset: 0 }.is_free());
     }
 }
