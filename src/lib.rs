@@ -129,9 +129,15 @@ pub use paging::region::Stats;
 #[cfg(all(feature = "heap", not(loom)))]
 pub use runtime::Heap;
 // For the library of `farheap run`, which is a crate of its own.
-#[cfg(all(feature = "heap", not(loom)))]
+#[cfg(not(loom))]
 #[doc(hidden)]
-pub use sys::code;
+pub mod host {
+    #[cfg(feature = "heap")]
+    pub use crate::runtime::let_code_leave_by;
+    pub use crate::sys::fork::Private;
+    pub use crate::sys::pagemap::Pagemap;
+    pub use crate::sys::uffd::Uffd;
+}
 #[cfg(not(loom))]
 #[doc(hidden)]
 pub use sys::messages;

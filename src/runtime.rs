@@ -27,6 +27,7 @@ use crate::sys::probe::Node;
 use crate::sys::statm::Statm;
 use maintenance::{Beside, LocalMemory, Maintenance};
 use process_limit::ProcessLimit;
+pub use process_limit::let_code_leave_by;
 use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::Arc;

@@ -50,7 +50,11 @@ unsafe fn advise(start: *mut c_void, len: size_t, advice: c_int) -> c_int {
 /// # Safety
 /// As there.
 #[unsafe(export_name = "__wrap_madvise")]
-unsafe extern "C" fn kernel_madvise(start: *mut c_void, len: size_t, advice: c_int) -> c_int {
+pub(crate) unsafe extern "C" fn kernel_madvise(
+    start: *mut c_void,
+    len: size_t,
+    advice: c_int,
+) -> c_int {
     #[expect(clippy::disallowed_methods, reason = "the function of that name is this library's")]
     // SAFETY: as the caller promises; the arguments of this call.
     unsafe {

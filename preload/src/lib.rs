@@ -2,7 +2,7 @@
 //!
 //! `farheap run` has it preloaded (`LD_PRELOAD`). Top down: [`entry`] exports what programs call, [`extended`]
 //! what those call that are linked to another allocator,
-//! [`mapping`] what those call that map memory past malloc, [`advice`] what drops memory, [`descriptors`] what
+//! [`mapping`] what those call that map memory past malloc, [`advice`] what drops memory ([`code`] what the library drops itself), [`descriptors`] what
 //! closes descriptors, [`loading`] what loads libraries, [`exec`] what starts programs, some without this library
 //! ([`elf`], which the command has, too);
 //! [`start`] starts the far heap once the program has some memory in use; [`report`] prints the
@@ -19,6 +19,7 @@
 #![cfg(all(target_arch = "x86_64", target_env = "gnu"))]
 
 mod advice;
+mod code;
 mod descriptors;
 mod elf;
 mod entry;

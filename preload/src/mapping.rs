@@ -13,9 +13,9 @@
 #![expect(clippy::disallowed_methods, reason = "the C library's functions are these")]
 
 use crate::advice::drop_far;
+use crate::code::Changing;
 use crate::own::{enter, set_errno};
 use crate::{report, start};
-use farheap::code::Changing;
 use farheap::{ByteCount, Far, Heap};
 use libc::{c_int, c_void, off_t, size_t};
 use std::ptr::NonNull;

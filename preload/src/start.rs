@@ -9,8 +9,7 @@
 
 use crate::environment::Environment;
 use crate::own::{self, enter};
-use crate::{descriptors, exec, inner, mapping, report};
-use farheap::code;
+use crate::{code, descriptors, exec, inner, mapping, report};
 use farheap::{ByteCount, Config, Heap};
 use libc::{c_char, c_int, c_void};
 use std::alloc::{GlobalAlloc, Layout};

@@ -1,7 +1,7 @@
 //! A limit on the resident memory of the process: far memory gives way to what is not far.
 //!
-//! Stacks, local memory and what the program maps itself cannot be evicted; code can where [`Code`] may
-//! let it leave, and is dropped when far memory needs its room. For what stays, the maintenance thread
+//! Stacks, local memory and what the program maps itself cannot be evicted; code can where a
+//! library has said how ([`let_code_leave_by`]), and is dropped when far memory needs its room. For what stays, the maintenance thread
 //! reads the process's resident memory a hundred times a second, more often while it grows, and gives
 //! the far tier the rest of the limit. Threads that know beforehand what they will touch beside far
 //! memory have room made for it ([`ProcessLimit::make_room`]). Uses `sys` and `region`.
@@ -15,10 +15,9 @@ use crate::base::error::Result;
 use crate::base::sync::{AtomicU64, Ordering};
 use crate::base::units::ByteCount;
 use crate::paging::region::Region;
-use crate::sys::code::Code;
 use crate::sys::messages;
 use crate::sys::statm::Statm;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How often resident memory is read; reading takes 5 us.
@@ -51,6 +50,15 @@ const OVER_MAX: Duration = Duration::from_secs(1);
 /// How long a thread that has room made waits for the next page to leave.
 const STALL_MAX: Duration = Duration::from_millis(100);
 
+/// Drops what is resident of the process's code.
+static DROP_CODE: OnceLock<fn()> = OnceLock::new();
+
+/// Has `drop` called where code has to leave, by the thread that follows the limits of heaps which start from now on.
+pub fn let_code_leave_by(drop: fn()) {
+    // Set before: by the same library.
+    let _ = DROP_CODE.set(drop);
+}
+
 /// The limit, and what is known about keeping it.
 #[derive(Debug)]
 pub(super) struct ProcessLimit {
@@ -69,7 +77,7 @@ pub(super) struct ProcessLimit {
 /// When it was last asked whether code should leave, and what had been read from the device when it did.
 #[derive(Debug)]
 struct CodeLeft {
-    code: Code,
+    drop: fn(),
     at: Instant,
     read: ByteCount,
 }
@@ -113,8 +121,9 @@ impl ProcessLimit {
             statm: Statm::open()?,
             beside: Mutex::new(BesideFar { bytes, growth, last: u64::MAX }),
             over: Mutex::new(Over::No),
-            code: Code::open()
-                .map(|code| Mutex::new(CodeLeft { code, at: now, read: ByteCount::ZERO })),
+            code: DROP_CODE
+                .get()
+                .map(|&drop| Mutex::new(CodeLeft { drop, at: now, read: ByteCount::ZERO })),
         })
     }
 
@@ -199,7 +208,7 @@ impl ProcessLimit {
         let Some(of_files) = self.statm.of_files() else { return };
         let read = region.stats().bytes_read;
         if of_files.0 >= self.limit().0 / CODE_MIN && read.0 >= left.read.0 + of_files.0 {
-            left.code.drop_resident();
+            (left.drop)();
             left.read = read;
         }
         left.at = Instant::now();

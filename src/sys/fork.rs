@@ -124,13 +124,14 @@ impl<T> PerProcess<T> {
 
 /// What owns a descriptor: closed in forked children, where dropping it does nothing.
 #[derive(Debug)]
-pub(crate) struct Private<T: AsRawFd> {
+pub struct Private<T: AsRawFd> {
     inner: ManuallyDrop<T>,
     born: Born,
 }
 
 impl<T: AsRawFd> Private<T> {
-    pub(crate) fn new(inner: T) -> Private<T> {
+    /// Marks the descriptor as this process's, and the crate's.
+    pub fn new(inner: T) -> Private<T> {
         let born = Born::here();
         mark(&PRIVATE, inner.as_raw_fd(), true);
         mark(&OWN, inner.as_raw_fd(), true);

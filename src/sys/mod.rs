@@ -10,8 +10,6 @@ pub(crate) mod access;
 pub(crate) mod block;
 pub(crate) mod buffer;
 #[cfg(feature = "heap")]
-pub mod code;
-#[cfg(feature = "heap")]
 pub(crate) mod ending;
 pub(crate) mod environment;
 pub(crate) mod event;

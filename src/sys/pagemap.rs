@@ -28,14 +28,14 @@ pub(crate) const NO_PAGE_MAP: &str = "/proc/self/pagemap cannot be read: the pro
 
 /// The page map of this process.
 #[derive(Debug)]
-pub(crate) struct Pagemap(Private<File>);
+pub struct Pagemap(Private<File>);
 
 impl Pagemap {
     /// Opens it; `None` where `/proc` is not mounted or hidden.
     ///
     /// # Errors
     /// [`Error::Os`] for want of a descriptor, which is no property of the machine.
-    pub(crate) fn open() -> Result<Option<Pagemap>> {
+    pub fn open() -> Result<Option<Pagemap>> {
         // Not the process's: once its first thread has ended, while others go on, that has no map.
         match File::open("/proc/thread-self/pagemap") {
             Ok(file) => Ok(Some(Pagemap(Private::new(file)))),
@@ -78,7 +78,7 @@ impl Pagemap {
     /// # Errors
     /// As [`next_present`](Self::next_present).
     #[cfg(feature = "heap")]
-    pub(crate) fn next_of_file(&self, start: usize, end: usize) -> Result<Option<(usize, usize)>> {
+    pub fn next_of_file(&self, start: usize, end: usize) -> Result<Option<(usize, usize)>> {
         self.next(start, end, kernel::PAGE_IS_PRESENT | kernel::PAGE_IS_FILE)
     }
 

@@ -30,8 +30,6 @@ pub(crate) mod feature {
     pub(crate) const THREAD_ID: u64 = kernel::UFFD_FEATURE_THREAD_ID as u64;
     pub(crate) const POISON: u64 = kernel::UFFD_FEATURE_POISON as u64;
     pub(crate) const MOVE: u64 = kernel::UFFD_FEATURE_MOVE as u64;
-    #[cfg(feature = "heap")]
-    pub(crate) const WP_ASYNC: u64 = kernel::UFFD_FEATURE_WP_ASYNC as u64;
 }
 
 const REGISTER_MISSING: u64 = kernel::UFFDIO_REGISTER_MODE_MISSING as u64;
@@ -163,7 +161,7 @@ pub(crate) enum Protect {
 
 /// An open userfaultfd with its features enabled.
 #[derive(Debug)]
-pub(crate) struct Uffd {
+pub struct Uffd {
     fd: Private<OwnedFd>,
     features: u64,
     /// Tells which pages a MOVE took; without it there is no MOVE.
@@ -177,7 +175,7 @@ impl Uffd {
     ///
     /// # Errors
     /// [`Error::UffdUnavailable`] with the reason of each route's refusal.
-    pub(crate) fn open(required: u64, wanted: u64, kernel_faults_only: bool) -> Result<Uffd> {
+    pub fn open(required: u64, wanted: u64, kernel_faults_only: bool) -> Result<Uffd> {
         let mut reasons = Vec::new();
         for route in Route::ALL {
             if kernel_faults_only && !route.has_kernel_faults() {
@@ -260,7 +258,7 @@ impl Uffd {
 
     /// Registers a range that is not, so that it can be told from others, and be the destination of
     /// MOVE; the kernel still fills its holes.
-    pub(crate) fn register_unwatched(&self, start: usize, len: usize) -> Result<()> {
+    pub fn register_unwatched(&self, start: usize, len: usize) -> Result<()> {
         self.register(start, len, REGISTER_WP)
     }
 

@@ -17,20 +17,22 @@
 //!    of the program's own, and `_Fork(3)`, are not noticed; see `State` for what their children do.)
 
 #![expect(unsafe_code, reason = "walks the loaded objects and drops pages of their files")]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "asks the kernel, past the functions that this library exports"
+)]
 
-use super::fork::Private;
-use super::pagemap::Pagemap;
-use super::refused;
-use super::uffd::{Uffd, feature};
-use super::vm::KERNEL_PAGE;
-use crate::base::error::Result;
-use crate::base::sync::{AtomicBool, AtomicU32, Ordering};
+use crate::advice::kernel_madvise;
+use farheap::host::{self, Pagemap, Private, Uffd};
 use libc::{c_int, c_void, dl_phdr_info};
-use linux_raw_sys::general as kernel;
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
+
+const PAGE: usize = 4096;
 
 /// How long a fork waits for [`Code::drop_resident`]. It takes milliseconds, unless it waits for the loader's lock: then it
 /// may be the forking thread that has the lock, and nobody else has it in the child.
@@ -46,15 +48,37 @@ const VMA_WRITABLE: u64 = 2;
 const VMA_SHARED: u64 = 8;
 const COVERING_OR_NEXT: u64 = 16;
 
-mod calls {
-    nix::ioctl_readwrite!(query, b'f', 17, linux_raw_sys::general::procmap_query);
+/// linux/fs.h, `struct procmap_query`, of which no name and no build id is asked for.
+#[repr(C)]
+#[derive(Default)]
+struct Mapping {
+    size: u64,
+    query_flags: u64,
+    query_addr: u64,
+    start: u64,
+    end: u64,
+    flags: u64,
+    page_size: u64,
+    offset: u64,
+    inode: u64,
+    device: [u32; 2],
+    name_and_build_id_sizes: [u32; 2],
+    name_and_build_id: [u64; 2],
 }
+
+/// `PROCMAP_QUERY`, `_IOWR('f', 17, struct procmap_query)`.
+const QUERY: libc::Ioctl = 3 << 30 | 104 << 16 | (b'f' as libc::Ioctl) << 8 | 17;
+const _: () = assert!(size_of::<Mapping>() == 104);
+
+/// `UFFD_FEATURE_WP_ASYNC`: a write to a protected page ends its protection.
+const WP_ASYNC: u64 = 1 << 15;
 
 /// How long a thread sleeps that waits for an object's pages to be dropped. It does not yield: `sched_yield(2)` lets no thread of a
 /// lower priority run, so that a real-time thread kept the dropping one from its processor for a second at a time.
 const LOOK_AGAIN_NS: i64 = 50_000;
 
-static MAY_LEAVE: AtomicBool = AtomicBool::new(false);
+/// Opened when code leaves first; `None` where it cannot.
+static CODE: OnceLock<Option<Code>> = OnceLock::new();
 static STATE: State = State {
     changing: AtomicU32::new(0),
     walking: AtomicBool::new(false),
@@ -74,28 +98,33 @@ struct State {
     dropping: AtomicBool,
 }
 
-const _: () = assert!(size_of::<State>() == KERNEL_PAGE);
+const _: () = assert!(size_of::<State>() == PAGE);
 
 /// From now on code may leave. See `MADV_WIPEONFORK` in `madvise(2)` (Linux 4.14).
 ///
 /// # Safety
 /// Threads that make mappings of files writable, replace or remove them, hold a [`Changing`] meanwhile: else what they write
 /// there can be lost. [`before_fork`] and [`after_fork`] are called around forks: else a child can find the loader's lock taken.
-pub unsafe fn let_leave() {
+pub(crate) unsafe fn let_leave() {
     let page = (&raw const STATE).cast_mut().cast();
     // SAFETY: the page is all of `STATE`, which another process sees as zeros from now on, values of its fields.
-    let is_wiped = unsafe { libc::madvise(page, KERNEL_PAGE, libc::MADV_WIPEONFORK) } == 0;
-    MAY_LEAVE.store(is_wiped, Ordering::Relaxed);
+    if unsafe { kernel_madvise(page, PAGE, libc::MADV_WIPEONFORK) } == 0 {
+        host::let_code_leave_by(|| {
+            if let Some(code) = CODE.get_or_init(Code::open) {
+                code.drop_resident();
+            }
+        });
+    }
 }
 
 /// A thread is changing mappings: nothing is dropped meanwhile.
 #[derive(Debug)]
-pub struct Changing(());
+pub(crate) struct Changing(());
 
 impl Changing {
     /// Waits until nothing is being dropped: at most the milliseconds that one object takes.
     #[must_use]
-    pub fn begin() -> Changing {
+    pub(crate) fn begin() -> Changing {
         loop {
             // Sequentially consistent, as in `visit`: of this thread and that one, one sees the other.
             STATE.changing.fetch_add(1, Ordering::SeqCst);
@@ -126,7 +155,7 @@ fn sleep() {
 }
 
 /// To be called before a fork: waits until nobody has the loader's lock for this module.
-pub fn before_fork() {
+pub(crate) fn before_fork() {
     STATE.changing.fetch_add(1, Ordering::SeqCst);
     let began = Instant::now();
     while STATE.walking.load(Ordering::SeqCst) && began.elapsed() < FORK_WAIT_MAX {
@@ -135,13 +164,13 @@ pub fn before_fork() {
 }
 
 /// To be called after it in the parent. (The child's `State` is zeros.)
-pub fn after_fork() {
+pub(crate) fn after_fork() {
     STATE.changing.fetch_sub(1, Ordering::SeqCst);
 }
 
 /// The code of this process.
 #[derive(Debug)]
-pub(crate) struct Code {
+struct Code {
     maps: Private<File>,
     pagemap: Pagemap,
     /// `None` where the kernel maps the neighbours of what is touched, too.
@@ -158,30 +187,27 @@ struct Alone(Uffd);
 
 impl Alone {
     fn open() -> Option<Alone> {
-        Uffd::open(feature::WP_ASYNC, 0, false).ok().map(Alone)
+        Uffd::open(WP_ASYNC, 0, false).ok().map(Alone)
     }
 
     /// Has the pages of a mapping come alone from now on, if the kernel can: one that the program watches itself stays as it is.
-    fn register(&self, mapping: &kernel::procmap_query) {
-        let (start, end) = (mapping.vma_start as usize, mapping.vma_end as usize);
+    fn register(&self, mapping: &Mapping) {
+        let (start, end) = (mapping.start as usize, mapping.end as usize);
         let _ = self.0.register_unwatched(start, end - start);
     }
 }
 
 impl Code {
-    /// `None` where it may not leave, or the kernel does not tell enough: `PROCMAP_QUERY` (Linux 6.11).
-    pub(crate) fn open() -> Option<Code> {
-        if !MAY_LEAVE.load(Ordering::Relaxed) {
-            return None;
-        }
+    /// `None` where the kernel does not tell enough: `PROCMAP_QUERY` (Linux 6.11).
+    fn open() -> Option<Code> {
         let maps = File::open("/proc/thread-self/maps").ok().map(Private::new)?;
         let code = Code { maps, pagemap: Pagemap::open().ok()??, alone: Alone::open() };
-        code.mapping_from(0).ok()?;
+        code.mapping_from(0)?;
         Some(code)
     }
 
     /// Drops all that is resident of code and constants. What is in use comes back page by page where [`Alone`] works.
-    pub(crate) fn drop_resident(&self) {
+    fn drop_resident(&self) {
         STATE.walking.store(true, Ordering::SeqCst);
         // Someone who forks has not seen that, perhaps.
         if STATE.changing.load(Ordering::SeqCst) == 0 {
@@ -195,13 +221,13 @@ impl Code {
     fn drop_range(&self, range: Range<usize>) {
         let mut at = range.start;
         while at < range.end
-            && let Ok(mapping) = self.mapping_from(at)
-            && (mapping.vma_start as usize) < range.end
+            && let Some(mapping) = self.mapping_from(at)
+            && (mapping.start as usize) < range.end
         {
-            let part = at.max(mapping.vma_start as usize)..range.end.min(mapping.vma_end as usize);
+            let part = at.max(mapping.start as usize)..range.end.min(mapping.end as usize);
             at = part.end;
             let is_of_file = mapping.inode != 0;
-            if is_of_file && mapping.vma_flags & (VMA_WRITABLE | VMA_SHARED) == 0 {
+            if is_of_file && mapping.flags & (VMA_WRITABLE | VMA_SHARED) == 0 {
                 if let Some(alone) = &self.alone {
                     alone.register(&mapping);
                 }
@@ -219,22 +245,22 @@ impl Code {
             let (place, len) = (std::ptr::without_provenance_mut(start), end - start);
             // SAFETY: the pages are of a file, unwritten, and stay so and mapped (invariants 1 and 2): the next
             // touch finds the same bytes. Pages that are locked stay (`EINVAL`).
-            unsafe { libc::madvise(place, len, libc::MADV_DONTNEED) };
+            unsafe { kernel_madvise(place, len, libc::MADV_DONTNEED) };
             at = end;
         }
     }
 
     /// The first mapping that ends above an address.
-    fn mapping_from(&self, at: usize) -> Result<kernel::procmap_query> {
-        // SAFETY: numbers only, for which zero is a value.
-        let mut query: kernel::procmap_query = unsafe { std::mem::zeroed() };
-        query.size = size_of::<kernel::procmap_query>() as u64;
-        query.query_flags = COVERING_OR_NEXT;
-        query.query_addr = at as u64;
+    fn mapping_from(&self, at: usize) -> Option<Mapping> {
+        let mut mapping = Mapping {
+            size: size_of::<Mapping>() as u64,
+            query_flags: COVERING_OR_NEXT,
+            query_addr: at as u64,
+            ..Mapping::default()
+        };
         // SAFETY: the argument is as the kernel defines it, with room for no name.
-        let found = unsafe { calls::query(self.maps.as_raw_fd(), &raw mut query) };
-        found.map_err(refused("PROCMAP_QUERY"))?;
-        Ok(query)
+        let found = unsafe { libc::ioctl(self.maps.as_raw_fd(), QUERY, &raw mut mapping) };
+        (found == 0).then_some(mapping)
     }
 }
 
@@ -262,7 +288,7 @@ fn constant(base: u64, header: &libc::Elf64_Phdr) -> Option<Range<usize>> {
     let is_constant = header.p_type == libc::PT_LOAD && header.p_flags & libc::PF_W == 0;
     let start = base.wrapping_add(header.p_vaddr) as usize;
     let end = start.checked_add(header.p_filesz as usize)?;
-    let pages = start.next_multiple_of(KERNEL_PAGE)..end / KERNEL_PAGE * KERNEL_PAGE;
+    let pages = start.next_multiple_of(PAGE)..end / PAGE * PAGE;
     (is_constant && !pages.is_empty()).then_some(pages)
 }
 
