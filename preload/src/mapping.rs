@@ -71,9 +71,20 @@ macro_rules! like_mmap {
             offset: off_t,
         ) -> *mut c_void {
             // SAFETY: as the caller promises.
-            unsafe { $inner(hint, len, protection, flags, fd, offset) }
+            unsafe { $inner(Call { hint, len, protection, flags, fd, offset }) }
         }
     )*};
+}
+
+/// The arguments of a call of `mmap(2)`.
+#[derive(Clone, Copy)]
+struct Call {
+    hint: *mut c_void,
+    len: size_t,
+    protection: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: off_t,
 }
 
 like_mmap! {
@@ -92,18 +103,12 @@ like_mmap! {
 ///
 /// # Safety
 /// As there.
-unsafe fn map(
-    hint: *mut c_void,
-    len: size_t,
-    protection: c_int,
-    flags: c_int,
-    fd: c_int,
-    offset: off_t,
-) -> *mut c_void {
+unsafe fn map(call: Call) -> *mut c_void {
+    let Call { hint, len, protection, flags, .. } = call;
     let is_fixed = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0;
     if is_fixed && let Some(there) = InFar::of(hint, len) {
         // SAFETY: as the caller promises.
-        return unsafe { map_over(&there, hint, len, protection, flags, fd, offset) };
+        return unsafe { map_over(&there, call) };
     }
     let is_used = hint.is_null() && protection == READ_WRITE;
     // V8 gives a random place for each. It is a hint: the kernel may choose another one as well.
@@ -117,21 +122,15 @@ unsafe fn map(
         return far.as_ptr().cast();
     }
     // SAFETY: as the caller promises.
-    unsafe { map_beside(hint, len, protection, flags, fd, offset) }
+    unsafe { map_beside(call) }
 }
 
 /// `mmap(2)` of what is not far.
 ///
 /// # Safety
 /// As there.
-unsafe fn map_beside(
-    hint: *mut c_void,
-    len: size_t,
-    protection: c_int,
-    flags: c_int,
-    fd: c_int,
-    offset: off_t,
-) -> *mut c_void {
+unsafe fn map_beside(call: Call) -> *mut c_void {
+    let Call { len, protection, flags, .. } = call;
     if flags & libc::MAP_ANONYMOUS != 0 && protection & libc::PROT_WRITE != 0 && start::is_served()
     {
         notice(len);
@@ -139,7 +138,7 @@ unsafe fn map_beside(
     }
     let _changing = (flags & libc::MAP_FIXED != 0).then(Changing::begin);
     // SAFETY: as the caller promises.
-    unsafe { kernel_map(hint, len, protection, flags, fd, offset) }
+    unsafe { kernel_map(call) }
 }
 
 /// `mmap(2)` to a place in far address space, `there`: nobody else gets that until the program unmaps it. Plain memory
@@ -147,16 +146,8 @@ unsafe fn map_beside(
 ///
 /// # Safety
 /// As for `mmap(2)`.
-unsafe fn map_over(
-    there: &InFar,
-    hint: *mut c_void,
-    len: size_t,
-    protection: c_int,
-    flags: c_int,
-    fd: c_int,
-    offset: off_t,
-) -> *mut c_void {
-    let all_free = flags & libc::MAP_FIXED_NOREPLACE != 0;
+unsafe fn map_over(there: &InFar, call: Call) -> *mut c_void {
+    let all_free = call.flags & libc::MAP_FIXED_NOREPLACE != 0;
     if all_free && !there.is_all {
         return failed(libc::EEXIST); // As the kernel would say: all of far address space is mapped.
     }
@@ -164,16 +155,16 @@ unsafe fn map_over(
         return failed(errno);
     }
     // Free addresses are mapped already for the kernel.
-    let flags = flags & !libc::MAP_FIXED_NOREPLACE | libc::MAP_FIXED;
+    let flags = call.flags & !libc::MAP_FIXED_NOREPLACE | libc::MAP_FIXED;
     if flags & !FREE_FLAGS == PLAIN | libc::MAP_FIXED
         && there.is_all
         // SAFETY: the program gives up what is there.
-        && unsafe { map_anew(there, protection) }
+        && unsafe { map_anew(there, call.protection) }
     {
-        return hint;
+        return call.hint;
     }
     // SAFETY: as the caller promises.
-    unsafe { map_beside(hint, len, protection, flags, fd, offset) }
+    unsafe { map_beside(Call { flags, ..call }) }
 }
 
 /// Has far memory give way to memory that stays, before the program touches it. The look at what is resident
@@ -299,9 +290,10 @@ unsafe extern "C" fn mremap(
 /// As for `mmap(2)`.
 unsafe fn copy_away(from: &InFar, wanted: usize, place: Option<*mut c_void>) -> *mut c_void {
     let flags = PLAIN | if place.is_some() { libc::MAP_FIXED } else { 0 };
-    let place = place.unwrap_or_default();
+    let hint = place.unwrap_or_default();
+    let call = Call { hint, len: wanted, protection: READ_WRITE, flags, fd: -1, offset: 0 };
     // SAFETY: maps new memory, or as the caller promises: what is there is given up.
-    let to = unsafe { map(place, wanted, READ_WRITE, flags, -1, 0) };
+    let to = unsafe { map(call) };
     if to != libc::MAP_FAILED {
         // SAFETY: both have that many bytes, and do not overlap: one is new.
         unsafe { to.cast::<u8>().copy_from_nonoverlapping(from.start.as_ptr(), from.len) };
@@ -528,14 +520,8 @@ unsafe fn unmap_far(there: &InFar) {
 ///
 /// # Safety
 /// As there.
-unsafe fn kernel_map(
-    hint: *mut c_void,
-    len: size_t,
-    protection: c_int,
-    flags: c_int,
-    fd: c_int,
-    offset: off_t,
-) -> *mut c_void {
+unsafe fn kernel_map(call: Call) -> *mut c_void {
+    let Call { hint, len, protection, flags, fd, offset } = call;
     // SAFETY: as the caller promises; the arguments of this call.
     let place = unsafe { libc::syscall(libc::SYS_mmap, hint, len, protection, flags, fd, offset) };
     place as *mut c_void
