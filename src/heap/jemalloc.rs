@@ -480,22 +480,10 @@ impl<const N: usize> Control<N> {
     /// # Safety
     /// `T` is the control's type.
     unsafe fn read<T: Copy + Default>(&self, parts: &[(usize, u32)]) -> Result<T> {
-        let mib = self.translate(parts)?;
         let mut value = T::default();
-        let mut len = size_of::<T>();
-        // SAFETY: `mib` has `N` parts; `value` is writable for `len` bytes, which jemalloc
-        // compares with the control's size.
-        let errno = unsafe {
-            ffi::mallctlbymib(
-                mib.as_ptr(),
-                N,
-                (&raw mut value).cast::<c_void>(),
-                &raw mut len,
-                ptr::null_mut(),
-                0,
-            )
-        };
-        self.check(errno).map(|()| value)
+        // SAFETY: as the caller promises.
+        unsafe { self.control::<T, ()>(parts, Some(&mut value), None) }?;
+        Ok(value)
     }
 
     /// Writes a value and reads another one.
@@ -503,22 +491,10 @@ impl<const N: usize> Control<N> {
     /// # Safety
     /// The types are the control's, and what it does with `value` is sound.
     unsafe fn exchange<I: Copy, O: Copy + Default>(&self, mut value: I) -> Result<O> {
-        let mib = self.translate(&[])?;
         let mut old = O::default();
-        let mut len = size_of::<O>();
-        // SAFETY: `mib` has `N` parts; `old` is writable for `len` bytes and `value` readable for
-        // its size, both of which jemalloc compares with the control's.
-        let errno = unsafe {
-            ffi::mallctlbymib(
-                mib.as_ptr(),
-                N,
-                (&raw mut old).cast::<c_void>(),
-                &raw mut len,
-                (&raw mut value).cast::<c_void>(),
-                size_of::<I>(),
-            )
-        };
-        self.check(errno).map(|()| old)
+        // SAFETY: as the caller promises.
+        unsafe { self.control(&[], Some(&mut old), Some(&mut value)) }?;
+        Ok(old)
     }
 
     /// Writes a value.
@@ -526,29 +502,35 @@ impl<const N: usize> Control<N> {
     /// # Safety
     /// `T` is the control's type, and what it does with `value` is sound.
     unsafe fn write<T: Copy>(&self, parts: &[(usize, u32)], mut value: T) -> Result<()> {
-        let mib = self.translate(parts)?;
-        // SAFETY: `mib` has `N` parts; `value` is readable for its size, which jemalloc compares
-        // with the control's size.
-        let errno = unsafe {
-            ffi::mallctlbymib(
-                mib.as_ptr(),
-                N,
-                ptr::null_mut(),
-                ptr::null_mut(),
-                (&raw mut value).cast::<c_void>(),
-                size_of::<T>(),
-            )
-        };
-        self.check(errno)
+        // SAFETY: as the caller promises.
+        unsafe { self.control::<(), T>(parts, None, Some(&mut value)) }
     }
 
     /// Calls a control that takes and yields nothing.
     fn call(&self, parts: &[(usize, u32)]) -> Result<()> {
+        // SAFETY: no value moves.
+        unsafe { self.control::<(), ()>(parts, None, None) }
+    }
+
+    /// Makes the call, with room for what the control yields, and with what it takes.
+    ///
+    /// # Safety
+    /// The types are the control's, and what it does with `new` is sound.
+    unsafe fn control<O, I>(
+        &self,
+        parts: &[(usize, u32)],
+        old: Option<&mut O>,
+        new: Option<&mut I>,
+    ) -> Result<()> {
+        fn place<T>(value: Option<&mut T>) -> (*mut c_void, usize) {
+            value.map_or((ptr::null_mut(), 0), |value| ((&raw mut *value).cast(), size_of::<T>()))
+        }
         let mib = self.translate(parts)?;
-        // SAFETY: `mib` has `N` parts; no value moves.
-        let errno = unsafe {
-            ffi::mallctlbymib(mib.as_ptr(), N, ptr::null_mut(), ptr::null_mut(), ptr::null_mut(), 0)
-        };
+        let ((old, mut old_len), (new, new_len)) = (place(old), place(new));
+        let old_len = if old.is_null() { ptr::null_mut() } else { &raw mut old_len };
+        // SAFETY: `mib` has `N` parts; `old` is writable and `new` readable for their sizes, which jemalloc compares
+        // with the control's, or null.
+        let errno = unsafe { ffi::mallctlbymib(mib.as_ptr(), N, old, old_len, new, new_len) };
         self.check(errno)
     }
 
