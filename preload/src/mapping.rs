@@ -257,16 +257,16 @@ unsafe extern "C" fn mremap(
     if is_fixed && to < from.saturating_add(had) && from < to.saturating_add(wanted) {
         return failed(libc::EINVAL); // As the kernel says of places that overlap.
     }
-    if wanted < had {
-        // SAFETY: lies in the range.
-        let behind = unsafe { start.add(wanted) };
-        // SAFETY: the program gives up what lies behind the new length.
-        unsafe { unmap_far(&InFar { start: behind, len: had - wanted, is_all: true }) };
-    }
-    let kept = InFar { len: had.min(wanted), ..there };
     if !is_fixed && wanted <= had {
+        if wanted < had {
+            // SAFETY: lies in the range.
+            let behind = unsafe { start.add(wanted) };
+            // SAFETY: the program gives up what lies behind the new length.
+            unsafe { unmap_far(&InFar { start: behind, len: had - wanted, is_all: true }) };
+        }
         return old;
     }
+    let kept = InFar { len: had.min(wanted), ..there };
     if flags & libc::MREMAP_MAYMOVE == 0 {
         return failed(libc::ENOMEM);
     }
@@ -278,8 +278,8 @@ unsafe extern "C" fn mremap(
         _ => unsafe { copy_away(&kept, wanted, place) },
     };
     if to != libc::MAP_FAILED {
-        // SAFETY: the program uses the new place from now on.
-        unsafe { unmap_far(&kept) };
+        // SAFETY: the program uses the new place from now on. (Where it cannot be moved, all of it is as it was.)
+        unsafe { unmap_far(&there) };
     }
     to
 }

@@ -175,6 +175,28 @@ static void unmap_neighbours(void) {
     }
 }
 
+/* A call that moves a part to another place and is refused leaves all of it as it was. */
+static void refuse_to_move(void) {
+    enum { LEN = 128, KEPT = 80, OVER = 8 };
+    unsigned char *start = map(NULL, LEN * PAGE, PROT_READ | PROT_WRITE, 0), *place = NULL;
+    CHECK(start != MAP_FAILED);
+    /* In two mappings, one of a file. */
+    CHECK(mmap(start + OVER * PAGE, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) != MAP_FAILED);
+    for (size_t page = 0; page < LEN; page++) memset(start + page * PAGE, (int)page + 1, PAGE);
+    place = map(NULL, LEN * PAGE, PROT_READ | PROT_WRITE, 0);
+    CHECK(place != MAP_FAILED);
+    unsigned char *moved = mremap(start, LEN * PAGE, KEPT * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, place);
+    CHECK(moved == place || moved == MAP_FAILED);
+    size_t len = moved == place ? KEPT : LEN;
+    if (moved == MAP_FAILED) moved = start;
+    for (int n = 0; n < 40; n++) {
+        unsigned char *other = map(NULL, 64 * PAGE, PROT_READ | PROT_WRITE, 0);
+        CHECK(other != MAP_FAILED);
+        memset(other, 255, 64 * PAGE);
+    }
+    for (size_t page = 0; page < len; page++) CHECK(moved[page * PAGE] == (unsigned char)(page + 1));
+}
+
 int main(int argc, char **argv) {
     CHECK(argc == 2 && (file = open(argv[1], O_RDWR | O_CREAT | O_TRUNC, 0600)) >= 0);
     unsigned char *first = malloc(24ul << 20);
@@ -195,6 +217,7 @@ int main(int argc, char **argv) {
     CHECK(at == (void *)-1 && elsewhere != (void *)-1 && shmdt(elsewhere) == 0);
     CHECK(munmap(start, 1ul << 20) == 0);
     unmap_neighbours();
+    refuse_to_move();
     CHECK(first[100] == 7 && first[(24ul << 20) - 1] == 7);
     puts("right");
     return 0;
