@@ -91,9 +91,14 @@ mod next {
     }
 }
 
-fn open(path: &CStr) -> Option<File> {
+/// Opens a file to be read.
+pub(crate) fn open(path: &CStr) -> Option<File> {
+    open_at(libc::AT_FDCWD, path)
+}
+
+fn open_at(dir: c_int, path: &CStr) -> Option<File> {
     // SAFETY: a string of C.
-    let fd = unsafe { libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
+    let fd = unsafe { libc::openat(dir, path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
     // SAFETY: nobody else owns a descriptor that was just made.
     (fd >= 0).then(|| unsafe { File::from_raw_fd(fd) })
 }
@@ -223,6 +228,7 @@ fn tell(name: &CStr, refusal: &str) {
     let told = unsafe { TOLD.load(Ordering::Relaxed).as_ref() };
     let Some(_inside) = enter() else { return };
     if told.is_some_and(|told| !told.swap(true, Ordering::Relaxed)) {
+        let name = if name.is_empty() { c"the file of a descriptor" } else { name };
         let name = name.to_string_lossy();
         report::say(&format!("{name} is started without far memory: {refusal}"));
     }
@@ -298,24 +304,41 @@ unsafe extern "C" fn execvp(file: *const c_char, arguments: Strings) -> c_int {
     unsafe { execvpe(file, arguments, environ) }
 }
 
+/// `execveat(2)`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn execveat(
+    dir: c_int,
+    path: *const c_char,
+    arguments: Strings,
+    environment: Strings,
+    flags: c_int,
+) -> c_int {
+    let open = |path: &CStr| {
+        if path.is_empty() && flags & libc::AT_EMPTY_PATH != 0 {
+            // SAFETY: borrowed, and not closed.
+            return ManuallyDrop::new(unsafe { File::from_raw_fd(dir) }).try_clone().ok();
+        }
+        open_at(dir, path)
+    };
+    with_fitting(path, open, environment, |environment| {
+        // SAFETY: as the caller promises; the arguments of this call.
+        unsafe {
+            libc::syscall(libc::SYS_execveat, dir, path, arguments, environment, flags) as c_int
+        }
+    })
+}
+
 /// `fexecve(3)`.
 ///
 /// # Safety
 /// As there.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fexecve(fd: c_int, arguments: Strings, environment: Strings) -> c_int {
-    let copy = |_: &CStr| {
-        // SAFETY: borrowed, and not closed.
-        let file = ManuallyDrop::new(unsafe { File::from_raw_fd(fd) });
-        file.try_clone().ok()
-    };
-    with_fitting(c"the file of a descriptor".as_ptr(), copy, environment, |environment| {
-        let (empty, flags) = (c"".as_ptr(), libc::AT_EMPTY_PATH);
-        // SAFETY: as the caller promises; the arguments of this call.
-        unsafe {
-            libc::syscall(libc::SYS_execveat, fd, empty, arguments, environment, flags) as c_int
-        }
-    })
+    // SAFETY: as the caller promises.
+    unsafe { execveat(fd, c"".as_ptr(), arguments, environment, libc::AT_EMPTY_PATH) }
 }
 
 /// Functions that take the program's arguments as their own: makes an array of them, and calls another one.

@@ -19,6 +19,8 @@ static void start(int way, char *path, char *name, char **arguments) {
     case 5: execl(path, name, "1", "2", "3", "4", "5", "6", "7", NULL); break;
     case 6: execlp(name, name, "1", "2", "3", "4", "5", "6", "7", NULL); break;
     case 7: execle(path, name, "1", "2", "3", "4", "5", "6", "7", NULL, environ); break;
+    case 8: execveat(AT_FDCWD, path, arguments, environ, 0); break;
+    case 9: execveat(open("/", O_PATH), path + 1, arguments, environ, 0); break;
     }
 }
 
@@ -27,13 +29,13 @@ int main(int count, char **given) {
     char *path = given[1], *name = given[2];
     int is_script = given[3][0] == 's';
     char *arguments[] = {name, "1", "2", "3", "4", "5", "6", "7", NULL};
-    for (int way = 0; way < 11; way++) {
+    for (int way = 0; way < 13; way++) {
         pid_t child = -1;
         int status = 0;
         if (way == 4 && is_script) continue; /* The descriptor is closed when the interpreter opens it. */
-        if (way == 8) posix_spawn(&child, path, NULL, NULL, arguments, environ);
-        else if (way == 9) posix_spawnp(&child, name, NULL, NULL, arguments, environ);
-        else if (way == 10) {
+        if (way == 10) posix_spawn(&child, path, NULL, NULL, arguments, environ);
+        else if (way == 11) posix_spawnp(&child, name, NULL, NULL, arguments, environ);
+        else if (way == 12) {
             if ((child = vfork()) == 0) {
                 execve(path, arguments, environ);
                 _exit(9);
