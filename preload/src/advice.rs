@@ -1,4 +1,4 @@
-//! `madvise(2)` for far memory: what the program drops reads as zero, also where it has left memory. And
+//! `madvise(2)` and `process_madvise(2)` for far memory: what the program drops reads as zero, also where it has left memory. And
 //! `mlockall(2)`, which does not bring all of far memory in.
 //!
 //! The kernel knows nothing of a page that has left, so that by itself it drops nothing there, and the
@@ -10,10 +10,15 @@
 
 #![expect(unsafe_code, reason = "exports a function of C that takes its pointers")]
 
-use crate::own::{enter, set_errno};
+use crate::exec::open;
+use crate::own::{enter, keep_errno, set_errno};
 use crate::report;
 use farheap::{ByteCount, Error, Far, Heap};
-use libc::{c_int, c_void, size_t};
+use libc::{c_int, c_uint, c_void, iovec, size_t, ssize_t};
+use std::ffi::CStr;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::slice;
 
 /// `madvise(2)`.
 ///
@@ -43,6 +48,68 @@ unsafe fn advise(start: *mut c_void, len: size_t, advice: c_int) -> c_int {
         // SAFETY: as the caller promises. (What cannot be dropped is for the kernel to refuse.)
         Ok(false) | Err(_) => unsafe { kernel_madvise(start, len, advice) },
     }
+}
+
+/// `process_madvise(2)`: of this process, each range as by `madvise(2)`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn process_madvise(
+    process: c_int,
+    ranges: *const iovec,
+    count: size_t,
+    advice: c_int,
+    flags: c_uint,
+) -> ssize_t {
+    let kernel = |ranges: *const iovec, count: size_t| {
+        #[expect(clippy::disallowed_methods, reason = "the C library's function is this one")]
+        // SAFETY: as the caller promises; the arguments of this call.
+        unsafe {
+            libc::syscall(libc::SYS_process_madvise, process, ranges, count, advice, flags)
+                as ssize_t
+        }
+    };
+    let is_far = |range: &iovec| range.iov_len > 0 && Far::contains(range.iov_base.cast::<u8>());
+    if ranges.is_null() || count > libc::UIO_MAXIOV as usize || flags != 0 {
+        return kernel(ranges, count);
+    }
+    // SAFETY: as the caller promises.
+    let each = unsafe { slice::from_raw_parts(ranges, count) };
+    if !each.iter().any(is_far) || !is_this_process(process) {
+        return kernel(ranges, count);
+    }
+    let mut advised = 0;
+    for range in each {
+        let is_refused = if is_far(range) {
+            // SAFETY: as the caller promises.
+            let refused = unsafe { advise(range.iov_base, range.iov_len, advice) };
+            refused != 0
+        } else {
+            kernel(range, 1) < 0
+        };
+        if is_refused {
+            return if advised == 0 { -1 } else { advised };
+        }
+        advised += range.iov_len as ssize_t;
+    }
+    advised
+}
+
+/// Whether a descriptor of a process is that of this one, as far as `/proc` tells.
+fn is_this_process(process: c_int) -> bool {
+    // PIDFD_SELF and PIDFD_SELF_PROCESS of Linux 6.14.
+    const THREAD: c_int = -10_000;
+    const PROCESS: c_int = -10_001;
+    let _kept = keep_errno();
+    let mut text = [0; 256];
+    let is_named = write!(&mut text[..], "/proc/self/fdinfo/{process}\0").is_ok();
+    let file = CStr::from_bytes_until_nul(&text).ok().filter(|_| is_named).and_then(open);
+    let read = file.and_then(|file| file.read_at(&mut text, 0).ok()).unwrap_or(0);
+    let pid =
+        text[..read].split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"Pid:\t"));
+    let pid = pid.and_then(|pid| str::from_utf8(pid).ok()?.parse::<u32>().ok());
+    matches!(process, THREAD | PROCESS) || pid == Some(std::process::id())
 }
 
 /// `madvise(2)` itself: for this library, by the linker (`build.rs`), and for what is not far.
