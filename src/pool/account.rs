@@ -1,7 +1,7 @@
 //! The pool's account at the memory manager: its share of the limit, which all its tables have in common.
 
 use crate::base::error::{Error, Result};
-use crate::base::sync::{AtomicU64, Ordering};
+use crate::base::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::base::units::ByteCount;
 use crate::limit::manager::{Account, MemoryManager};
 use crossbeam_utils::CachePadded;
@@ -19,6 +19,10 @@ pub(super) struct PoolShare {
     /// Pages that left any of the tables: the replacement clock.
     clock: Arc<CachePadded<AtomicU64>>,
     tables: AtomicU64,
+    /// Pages of the last batch could not be written.
+    is_troubled: AtomicBool,
+    /// What the clock showed when a charge waited in vain for pages to be written, and 1; 0: none did.
+    in_vain: AtomicU64,
 }
 
 impl PoolShare {
@@ -32,6 +36,8 @@ impl PoolShare {
             account: manager.join("pool")?,
             clock: Arc::default(),
             tables: AtomicU64::new(0),
+            is_troubled: AtomicBool::new(false),
+            in_vain: AtomicU64::new(0),
         }))
     }
 
@@ -109,20 +115,43 @@ impl PoolAccount {
         ByteCount(self.fixed.load(Ordering::Relaxed))
     }
 
-    /// Charges bytes; others make room for them.
+    /// Charges bytes; others make room for them. While pages cannot be written, charges wait for one
+    /// deadline together: once one has, the next ones try to make room once, until a page leaves.
     ///
     /// # Errors
     /// As for [`MemoryManager::charge`], naming the table file.
     pub(super) fn charge(&self, bytes: ByteCount) -> Result<()> {
-        self.share.manager.charge(&self.share.account, bytes).map_err(|error| self.named(error))
+        let share = &*self.share;
+        let is_brief = self.is_troubled() && share.in_vain.load(Ordering::Relaxed) == self.left();
+        let charged = share.manager.charge_for(&share.account, bytes, is_brief);
+        charged.map_err(|error| self.refused(error))
+    }
+
+    /// Pages that have left, and 1.
+    fn left(&self) -> u64 {
+        self.share.clock.load(Ordering::Relaxed) + 1
     }
 
     #[cold]
-    fn named(&self, mut error: Error) -> Error {
+    fn refused(&self, mut error: Error) -> Error {
         if let Error::OutOfMemory { by, .. } = &mut error {
             *by = self.path.display().to_string();
+            if self.is_troubled() {
+                self.share.in_vain.store(self.left(), Ordering::Relaxed);
+            }
         }
         error
+    }
+
+    fn is_troubled(&self) -> bool {
+        self.share.is_troubled.load(Ordering::Relaxed)
+    }
+
+    /// Notes whether pages of a batch could not be written.
+    pub(super) fn set_troubled(&self, is_troubled: bool) {
+        if self.is_troubled() != is_troubled {
+            self.share.is_troubled.store(is_troubled, Ordering::Relaxed);
+        }
     }
 
     /// Charges bytes that the caller can do without.

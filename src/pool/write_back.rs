@@ -51,8 +51,9 @@ impl WriteBack {
         self.trouble.lock().clone()
     }
 
-    fn note_trouble(&self, result: &WriteResult) {
+    fn note_trouble(&self, frames: &Frames, result: &WriteResult) {
         let trouble = result.trouble();
+        frames.account.set_troubled(trouble.is_some());
         let was_troubled = self.is_troubled.swap(trouble.is_some(), Ordering::Relaxed);
         if was_troubled || trouble.is_some() {
             let _ours = keep_local();
@@ -100,7 +101,7 @@ impl WriteBack {
         }
         self.write_runs(frames, pages, &runs, &mut result);
         if !pages.is_empty() {
-            self.note_trouble(&result);
+            self.note_trouble(frames, &result);
         }
         result
     }

@@ -93,6 +93,31 @@ fn a_device_that_refuses_writes_loses_no_page_and_memory_runs_out_instead() {
 }
 
 #[test]
+fn charges_wait_together_while_the_device_refuses_writes() {
+    const REFUSED: u32 = 20;
+    let deadline = Duration::from_secs(2);
+    let (pool, control) = faulty_pool(ByteCount::mib(2), PoolConfig::new());
+    fill(&pool, 300);
+    control.fail_next(Op::Write, u64::MAX, libc::ENOSPC);
+    pool.manager().set_deadline(deadline);
+    let (mut refused, began) = (0, Instant::now());
+    while refused < REFUSED {
+        match pool.allocate() {
+            Ok(mut page) => page.fill(7),
+            Err(Error::OutOfMemory { consumers, .. }) => {
+                assert!(consumers.contains("os error 28"), "{consumers}");
+                refused += 1;
+            }
+            Err(other) => panic!("{other}"),
+        }
+    }
+    let waited = began.elapsed();
+    assert!((deadline..deadline * REFUSED / 2).contains(&waited), "waited {waited:?}");
+    control.heal();
+    fill(&pool, 1000);
+}
+
+#[test]
 fn a_read_that_fails_is_an_error_and_the_next_one_succeeds() {
     let (pool, control) = faulty_pool(ByteCount::mib(4), PoolConfig::new());
     let ids = fill(&pool, 100);

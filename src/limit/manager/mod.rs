@@ -189,6 +189,16 @@ impl MemoryManager {
     /// before the deadline, or at once when `bytes` are more than the account's ceiling or when called
     /// from a reclaimer. [`Error::Forked`] in a child of the manager's process.
     pub fn charge(&self, account: &Account, bytes: ByteCount) -> Result<()> {
+        self.charge_for(account, bytes, false)
+    }
+
+    /// As [`charge`](Self::charge); a brief one gives up when nothing was freed for [`BRIEFLY`].
+    pub(crate) fn charge_for(
+        &self,
+        account: &Account,
+        bytes: ByteCount,
+        is_brief: bool,
+    ) -> Result<()> {
         if account.try_charge(bytes) {
             self.shared.call_if_low();
             return Ok(());
@@ -197,7 +207,7 @@ impl MemoryManager {
             return Err(Error::Forked { what: "a memory manager" });
         }
         self.shared
-            .charge_slowly(account.member(), bytes, None)
+            .charge_slowly(account.member(), bytes, is_brief.then_some(BRIEFLY))
             .inspect_err(|_| self.shared.fail(bytes))
     }
 
