@@ -191,4 +191,78 @@ mod loom_tests {
             thread.join().expect("it ends");
         });
     }
+
+    /// A forked child: one thread takes pages out and serves faults. It wakes the thread that faulted before it
+    /// notes the page in a list, under a lock.
+    struct Child {
+        gate: Gate,
+        fault: AtomicUsize,
+        is_locked: AtomicBool,
+        is_over: AtomicBool,
+    }
+
+    impl Child {
+        const RAISED: usize = 1;
+        const SERVED: usize = 2;
+
+        fn new() -> Child {
+            let [is_locked, is_over] = [(); 2].map(|()| AtomicBool::new(false));
+            Child { gate: Gate::new(), fault: AtomicUsize::new(0), is_locked, is_over }
+        }
+
+        fn serve(&self) {
+            while !self.is_over.load(Ordering::Acquire) {
+                if self.gate.is_closed(Closed::Evictor) {
+                    self.stand_still(Closed::Evictor);
+                }
+                self.serve_fault();
+            }
+        }
+
+        fn stand_still(&self, kind: Closed) {
+            let stood: Result<(), ()> = self.gate.stand_still(kind, || {
+                match kind {
+                    Closed::Evictor if self.gate.is_closed(Closed::All) => {
+                        self.stand_still(Closed::All);
+                    }
+                    Closed::Evictor => self.serve_fault(),
+                    Closed::All => thread::yield_now(),
+                }
+                Ok(())
+            });
+            stood.expect("nothing fails");
+        }
+
+        fn serve_fault(&self) {
+            if self.fault.load(Ordering::Acquire) == Child::RAISED {
+                self.fault.store(Child::SERVED, Ordering::Release);
+                self.is_locked.store(true, Ordering::Relaxed);
+                self.is_locked.store(false, Ordering::Relaxed);
+            }
+            thread::yield_now();
+        }
+    }
+
+    /// The thread stands still once for each kind of close. Counted once for both it would count as stopped while it
+    /// serves the fault of the thread that forks, whose child would wait for the lock for ever.
+    #[test]
+    fn loom_no_child_has_a_lock_that_was_held_while_a_fault_before_the_fork_was_served() {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(3);
+        builder.check(|| {
+            let child = Arc::new(Child::new());
+            let served = Arc::clone(&child);
+            let thread = thread::spawn(move || served.serve());
+            child.gate.close(Closed::Evictor, FORKER, 1, || ());
+            child.fault.store(Child::RAISED, Ordering::Release);
+            while child.fault.load(Ordering::Acquire) != Child::SERVED {
+                thread::yield_now();
+            }
+            child.gate.close(Closed::All, FORKER, 2, || ());
+            assert!(!child.is_locked.load(Ordering::Relaxed), "it is locked in the child");
+            assert!(child.gate.open(|| ()), "it was closed all the time");
+            child.is_over.store(true, Ordering::Release);
+            thread.join().expect("it ends");
+        });
+    }
 }
