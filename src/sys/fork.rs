@@ -342,10 +342,8 @@ pub(crate) fn release_numbers() {
 /// For want of descriptors.
 pub(crate) fn pipe() -> nix::Result<[OwnedFd; 2]> {
     let mut made = open_pipe();
-    if made == Err(Errno::EMFILE) {
-        let mut spare = spare();
-        let rest = spare.len().saturating_sub(2);
-        spare.truncate(rest);
+    // One after the other: another thread that opens something may get what is given up here.
+    while made == Err(Errno::EMFILE) && spare().pop().is_some() {
         made = open_pipe();
     }
     if made == Err(Errno::EMFILE) {

@@ -151,8 +151,12 @@ fn under_way() -> UnderWay {
 extern "C" fn in_parent() {
     let _ours = keep_local();
     let UnderWay { parts, births } = under_way();
+    let any_inherited = births.iter().any(Option::is_some);
     for (part, birth) in parts.iter().zip(births) {
         part.go_on(birth);
+    }
+    if any_inherited {
+        fork::reserve_numbers();
     }
 }
 

@@ -3,10 +3,12 @@
 #![expect(unsafe_code, reason = "changes limits and rights of processes")]
 
 use super::{Signal, WORDS, data, data_of, fork, is_version, is_version_in, start, wait_for};
-use crate::common;
-use crate::common::child::cases;
+use crate::common::child::{alone, cases};
+use crate::common::{self, StopOnDrop};
 use farheap::Heap;
+use std::fs::File;
 use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 /// The limits of a resource: the soft one and the hard one.
 fn limit_of(resource: libc::__rlimit_resource_t) -> (u64, u64) {
@@ -75,9 +77,99 @@ fn children_have_far_memory_where_no_descriptor_is_left() {
     });
 }
 
+#[test]
+fn a_thread_that_takes_every_number_costs_no_child_its_far_memory() {
+    const TEST: &str = "limits::a_thread_that_takes_every_number_costs_no_child_its_far_memory";
+    /// What it keeps, of the numbers that are held for children.
+    const KEPT_MAX: usize = 3;
+    alone(TEST, || {
+        let files = libc::RLIMIT_NOFILE;
+        set_limit(files, (700, 700));
+        let Some(heap) = start("page:16KiB") else { return };
+        let data = data(0);
+        heap.evict_all().expect("the device has room");
+        let open = || File::open("/dev/null");
+        let taken: Vec<File> = std::iter::from_fn(|| open().ok()).collect();
+        let (is_over, kept) = (AtomicBool::new(false), AtomicUsize::new(0));
+        std::thread::scope(|threads| {
+            let _over = StopOnDrop(&is_over);
+            threads.spawn(|| {
+                let mut own = Vec::new();
+                while !is_over.load(Ordering::Relaxed) {
+                    let room = own.len() < KEPT_MAX;
+                    own.extend(room.then(open).and_then(Result::ok));
+                    kept.store(own.len(), Ordering::Relaxed);
+                }
+            });
+            for round in 0..200 {
+                let child = fork(|| is_version_in(&data, 0..WORDS / 64, 0));
+                assert_eq!(wait_for(child), 0, "round {round}");
+                if kept.load(Ordering::Relaxed) == KEPT_MAX {
+                    break;
+                }
+            }
+        });
+        println!("{} numbers were taken", kept.into_inner());
+        drop(taken);
+        // Numbers are held anew where there are any.
+        assert_eq!(wait_for(fork(|| true)), 0);
+        let _taken: Vec<File> = std::iter::from_fn(|| open().ok()).collect();
+        let mut go = [(); 6].map(|()| None::<i32>);
+        for child in &mut go {
+            *child = Some(fork(|| {
+                std::thread::sleep(std::time::Duration::from_millis(300));
+                is_version_in(&data, 0..WORDS / 64, 0)
+            }));
+        }
+        go.into_iter().flatten().for_each(|child| assert_eq!(wait_for(child), 0));
+    });
+}
+
+/// By a system call of the program's own, which nobody leaves anything out of.
+fn close_all() {
+    // SAFETY: takes no pointers. What the heap has open is closed on purpose.
+    let rc = unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
+    assert_eq!(rc, 0, "{}", io::Error::last_os_error());
+}
+
+#[test]
+fn after_all_descriptors_were_closed_a_child_reads_right_bytes_or_is_told() {
+    const TEST: &str =
+        "limits::after_all_descriptors_were_closed_a_child_reads_right_bytes_or_is_told";
+    if let Some(case) = common::child::case(TEST) {
+        let Some(heap) = start("page:16KiB") else { return };
+        let data = data(0);
+        heap.evict_all().expect("the device has room");
+        if case == "parent" {
+            close_all();
+        }
+        let child = fork(|| {
+            if case == "child" {
+                close_all();
+            }
+            is_version_in(&data, 0..WORDS / 8, 0)
+        });
+        std::process::exit(match wait_for(child) {
+            0 => 0,
+            1 => 1,
+            _ => 2,
+        });
+    }
+    for case in ["parent", "child"] {
+        let ended = common::child::run(TEST, case, |_| ());
+        let has_ended = |code| ended.status.code() == Some(code);
+        let is_told = ended.text.contains("farheap: ") && !has_ended(1);
+        assert!(has_ended(0) || is_told, "{case}: {ended:?}");
+        assert!(!ended.text.contains("of version"), "{case}: {ended:?}");
+        ended.show_skips();
+    }
+}
+
 /// A user whose processes nobody else has any of.
 fn lone_user() -> u32 {
-    1_000_000 + std::process::id()
+    static USERS: AtomicU32 = AtomicU32::new(0);
+    const MOST: u32 = 16;
+    1_000_000 + std::process::id() * MOST + USERS.fetch_add(1, Ordering::Relaxed) % MOST
 }
 
 /// Runs a case as a user without privileges and without other processes. `None`: it was skipped.
@@ -87,8 +179,9 @@ fn run_as_lone_user(test: &str, case: &str) -> Option<common::child::Ended> {
         println!("skipped: only root can become another user");
         return None;
     }
+    let user = lone_user();
     let ended = common::child::run(test, case, |command| {
-        command.uid(lone_user()).gid(lone_user());
+        command.uid(user).gid(user);
     });
     ended.expect_success();
     (!ended.show_skips()).then_some(ended)
