@@ -126,8 +126,9 @@ impl EventFd {
     /// Makes the event readable. Does not block, allocate or lock: usable in a signal handler.
     pub(crate) fn signal(&self) {
         let written = self.0.write(1);
-        // EAGAIN: the counter is at its maximum, the event therefore readable already.
-        debug_assert!(matches!(written, Ok(8) | Err(Refusal::EAGAIN)));
+        // EAGAIN: the counter is at its maximum, the event therefore readable already. EBADF: the program has closed
+        // it, by which the thread that waits is woken, and tells.
+        debug_assert!(matches!(written, Ok(8) | Err(Refusal::EAGAIN | Refusal::EBADF)));
     }
 
     /// Takes all signals back; returns whether there were any.

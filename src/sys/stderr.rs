@@ -4,7 +4,7 @@
 //! stand among the program's own data. So lines go to a duplicate made at the start ([`keep`]), which programs
 //! rarely choose the number of, and only if it still is of the file that it was made of. A forked child has no
 //! duplicate: a daemon would keep the pipe open that somebody reads to its end. It writes to descriptor 2,
-//! by the same condition.
+//! by the same condition, and so does a process whose duplicate was closed.
 //!
 //! Nothing here waits for a reader. The description behind a descriptor is shared with other processes, so it
 //! cannot be made non-blocking for this one alone. A pipe and a socket take the wish with the call; a
@@ -15,7 +15,7 @@ use super::event::poll_writable;
 use super::fork::{Private, copy_out_of_the_way, file_of, has_own_table};
 use nix::errno::Errno;
 use nix::sys::stat::fstat;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -70,15 +70,15 @@ impl AsFd for Target {
 /// What is written to now; `None`: nothing, for what was standard error is not open any more.
 fn target() -> Option<Target> {
     let kept = KEPT.get()?.as_ref()?;
-    let target = if has_own_table() {
-        Target::Owned(second_of_process()?)
-    } else {
-        let copy = kept.copy.as_ref().filter(|copy| copy.is_here());
-        let number = copy.map_or(libc::STDERR_FILENO, |copy| copy.as_raw_fd());
-        // SAFETY: used by calls that report a number which is not open.
-        Target::Borrowed(unsafe { BorrowedFd::borrow_raw(number) })
-    };
-    (file_of(target.as_fd().as_raw_fd()) == Some(kept.file)).then_some(target)
+    let is_it = |fd: &RawFd| file_of(*fd) == Some(kept.file);
+    if has_own_table() {
+        return second_of_process().filter(|fd| is_it(&fd.as_raw_fd())).map(Target::Owned);
+    }
+    let copy = kept.copy.as_ref().filter(|copy| copy.is_here()).map(|copy| copy.as_raw_fd());
+    // The copy may have been closed.
+    let number = copy.into_iter().chain([libc::STDERR_FILENO]).find(is_it)?;
+    // SAFETY: used by calls that report a number which is not open.
+    Some(Target::Borrowed(unsafe { BorrowedFd::borrow_raw(number) }))
 }
 
 /// Descriptor 2 of the process, for a thread with a table of its own. See `pidfd_getfd(2)` (Linux 5.6).
