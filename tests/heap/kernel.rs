@@ -17,33 +17,33 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Bytes in far memory, aligned as `O_DIRECT` wants them.
-struct Buffer(FarVec<Block, Far>);
+pub(crate) struct Buffer(FarVec<Block, Far>);
 
 #[derive(Clone, Copy)]
 #[repr(C, align(4096))]
-struct Block([u8; 4096]);
+pub(crate) struct Block([u8; 4096]);
 
 impl Buffer {
-    fn new(blocks: usize) -> Buffer {
+    pub(crate) fn new(blocks: usize) -> Buffer {
         let mut buffer = FarVec::with_capacity_in(blocks, Far);
         buffer.resize(blocks, Block([0xEE; 4096]));
         Buffer(buffer)
     }
 
-    fn random(blocks: usize, dice: &mut Dice) -> Buffer {
+    pub(crate) fn random(blocks: usize, dice: &mut Dice) -> Buffer {
         let mut buffer = Buffer::new(blocks);
         let words = buffer.bytes_mut().chunks_exact_mut(8);
         words.for_each(|word| word.copy_from_slice(&dice.roll().to_le_bytes()));
         buffer
     }
 
-    fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         let (start, len) = (self.0.as_ptr().cast(), size_of_val(&*self.0));
         // SAFETY: blocks are arrays of bytes without padding, borrowed as long as `self`.
         unsafe { std::slice::from_raw_parts(start, len) }
     }
 
-    fn bytes_mut(&mut self) -> &mut [u8] {
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         let (start, len) = (self.0.as_mut_ptr().cast(), size_of_val(&*self.0));
         // SAFETY: as in `bytes`; any bytes make a block, and `self` is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(start, len) }

@@ -9,5 +9,6 @@ mod failures;
 mod kernel;
 mod life;
 mod probe;
+mod system_calls;
 mod untouched;
 mod zeroed;
