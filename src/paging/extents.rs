@@ -224,12 +224,20 @@ impl Extents {
     fn full(&self) -> Error {
         let store = self.pager.slots().store();
         let (room, capacity) = (store.room(), store.capacity());
-        if room >= capacity {
-            return self.pager.slots().full();
-        }
         let what_to_do = "free space there, or have it reserved at the start: `reserve:on`";
-        let reason =
-            format!("its file system has space for {room} of {capacity} only; {what_to_do}");
+        let reason = match self.pager.health().write_errno() {
+            0 | NO_SLOT if room >= capacity => return self.pager.slots().full(),
+            0 | NO_SLOT => {
+                format!("its file system has space for {room} of {capacity} only; {what_to_do}")
+            }
+            errno => {
+                let write = Error::Os { call: "a write", errno: errno.cast_signed() };
+                format!(
+                    "it takes no writes ({write}): until it does, there is no more far memory than the limit \
+                     and what it has taken"
+                )
+            }
+        };
         Error::Device { path: store.describe().into(), reason }
     }
 

@@ -343,7 +343,8 @@ impl Region {
     /// # Errors
     /// [`Error::Forked`] in a child of the region's process,
     /// [`Error::BadRange`] for a length of zero, [`Error::AddressSpace`] when no range is left,
-    /// [`Error::StoreFull`] when limit and device together could not keep so much,
+    /// [`Error::StoreFull`] when limit and device together could not keep so much, [`Error::Device`] when that is
+    /// because it takes no writes or its file system is full,
     /// [`Error::LimitExceeded`] when the tables that describe all that is mapped could take more
     /// than half of the limit ([`RegionConfig::tables_max`]).
     pub fn map(&self, len: ByteCount) -> Result<NonNull<u8>> {

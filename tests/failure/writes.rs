@@ -9,9 +9,10 @@ use crate::harness::{
 use farheap::Error;
 use farheap::region::Install;
 use farheap::store::Op;
+use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Stamps pages in order in a thread of its own, and counts them.
 fn write_behind<'scope>(
@@ -44,7 +45,8 @@ fn no_write_back(page_kib: u64, install: Install, damage: impl Fn(&Far)) {
         // What was written is there, and what cannot be kept is refused.
         far.check(done - done / 2..done);
         let refused = far.region.map(far.len(1)).expect_err("there is no room");
-        assert!(matches!(refused, Error::StoreFull { .. }), "{refused}");
+        let Error::Device { reason, .. } = &refused else { panic!("{refused}") };
+        assert!(reason.contains("takes no writes"), "{refused}");
         let stats = far.stats();
         assert!(
             stats.resident_bytes_max.0 <= config.limit.0 && stats.write_errors > 0,
@@ -107,6 +109,38 @@ fn a_full_device_keeps_pages_in_memory_4k() {
 fn a_full_device_keeps_pages_in_memory_64k() {
     let name = "writes::a_full_device_keeps_pages_in_memory_64k";
     expect_no_room(in_child(name, || no_write_back(64, Install::Copy, write_errors(libc::ENOSPC))));
+}
+
+/// Has the kernel write to the start of a page; returns whether it could.
+fn fill_by_the_kernel(far: &Far, page: usize) -> bool {
+    let random = std::fs::File::open("/dev/urandom").expect("every system has it");
+    let place = std::ptr::with_exposed_provenance_mut::<u8>(far.addr(page));
+    // SAFETY: the first bytes of a page of this case, to which nobody else refers.
+    let bytes = unsafe { std::slice::from_raw_parts_mut(place, 8) };
+    random.read_at(bytes, 0).is_ok_and(|read| read == bytes.len())
+}
+
+#[test]
+fn faults_one_after_the_other_wait_for_a_full_device_once() {
+    const REFUSED: usize = 10;
+    for &(page_kib, install) in WAYS {
+        let config = config(page_kib, install).deadline(Duration::from_secs(2));
+        let pages = 3 * (config.limit.0 / config.page.0) as usize;
+        let Some(far) = Far::new(config.clone(), pages, seed("full device")) else { return };
+        far.control.fail_fraction(Op::Write, 1_000_000, libc::ENOSPC);
+        let began = Instant::now();
+        let refused = (0..pages).filter(|page| !fill_by_the_kernel(&far, *page)).take(REFUSED);
+        assert_eq!(refused.count(), REFUSED, "there was room");
+        let waited = began.elapsed();
+        assert!(waited >= config.deadline, "given up after {waited:?}");
+        assert!(waited < config.deadline * REFUSED as u32 / 2, "waited {waited:?}");
+        // Writes that the device takes are progress: later faults have a deadline of their own.
+        far.control.heal();
+        wait_until("write-back works again", || far.region.evict_all().is_ok());
+        far.discard(0..pages);
+        assert!(fill_by_the_kernel(&far, pages - 1));
+        far.expect_healthy();
+    }
 }
 
 #[test]

@@ -436,6 +436,8 @@ impl WriteBack {
         if self.pager.health().note_write_works() {
             self.write_again = None;
             self.write_pause = PAUSE_MIN;
+            // Faults that come from now on wait for a deadline of their own.
+            self.pager.starved().note_room_made(true);
         }
     }
 

@@ -5,7 +5,7 @@
 use crate::base::error::Error;
 use crate::base::units::{PageId, SlotId};
 use crate::paging::diagnostics;
-use crate::paging::fault::starved::{RoomClass, StarvedFault};
+use crate::paging::fault::starved::{RoomClass, Stall, StarvedFault};
 use crate::paging::page::frame_meta::FrameOutcome;
 use crate::paging::page::word::{State, Word};
 use crate::paging::pager::Pager;
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 /// How long a fault on a page without content may wait for room after the evictor found nothing to
 /// evict, while the device takes writes: everything is pinned, or not far memory. A fault on a page
 /// with content waits on; after this time that is reported.
-pub(super) const STARVED_MAX: Duration = Duration::from_secs(2);
+const STARVED_MAX: Duration = Duration::from_secs(2);
 
 /// Whether no room can be made for fresh pages at the moment.
 pub(in crate::paging) fn is_stuck(pager: &Pager) -> bool {
@@ -53,7 +53,7 @@ pub(in crate::paging) fn wait_for_room(
     let class = room_class(pager, page).unwrap_or(RoomClass::Content);
     pager.counters().faults_starved.bump();
     pager.pool().waiters().begin_starving();
-    pager.starved().push(fault, arrived, class);
+    pager.starved().push(fault, arrived, class, pager.health().writes_failed());
     pager.pool().waiters().call_evictor();
 }
 
@@ -65,41 +65,44 @@ pub(in crate::paging) fn stop_waiting(pager: &Pager, starved: &StarvedFault) {
 
 /// How long a fault may wait for room without progress; `None`: for ever. A page with
 /// content is not lost for want of room alone: only when the device fails what is written too.
-pub(in crate::paging) fn give_up_after(pager: &Pager, class: RoomClass) -> Option<Duration> {
-    let errno = pager.health().write_errno();
+/// Faults on fresh pages that come one after the other wait for one deadline together: once one was given up, the
+/// later ones wait only until one more write has failed. (What has content would be lost by that.)
+fn give_up_after(pager: &Pager, class: RoomClass, stall: &Stall) -> Option<Duration> {
+    let (health, starved) = (pager.health(), pager.starved());
+    let errno = health.write_errno();
     // A write that the device has may make room, for as long as it may take.
-    let exhausted = pager.health().is_exhausted() && !pager.starved().is_writing();
-    match class {
-        _ if errno != 0 && errno != NO_SLOT => Some(pager.health().deadline()),
-        RoomClass::Fresh if exhausted => Some(STARVED_MAX.min(pager.health().deadline())),
-        RoomClass::Fresh if errno != 0 => Some(pager.health().deadline()),
-        _ => None,
-    }
+    let exhausted = health.is_exhausted() && !starved.is_writing();
+    let more_failed = health.writes_failed() > stall.writes_failed();
+    let limit = match class {
+        RoomClass::Fresh if errno != 0 && more_failed && starved.has_given_up() => Duration::ZERO,
+        _ if errno != 0 && errno != NO_SLOT => health.deadline(),
+        RoomClass::Fresh if exhausted => STARVED_MAX.min(health.deadline()),
+        RoomClass::Fresh if errno != 0 => health.deadline(),
+        _ => return None,
+    };
+    Some(limit)
 }
 
 /// Gives up on a fault that has waited for room for too long, or warns where it waits on.
 /// Returns whether it was given up.
-pub(in crate::paging) fn give_up_stalled(pager: &Pager, starved: &mut StarvedFault) -> bool {
-    let class = starved.class();
-    let limit = give_up_after(pager, class);
-    let progress = pager.starved().progress(class);
-    let for_long = limit.unwrap_or(STARVED_MAX);
-    if !starved.stall().has_lasted(pager.starved().shown(), progress, for_long) {
-        return false;
-    }
-    give_up_or_warn(pager, pager.page_at(starved.fault().address), limit)
-}
-
-/// A fault has waited for room for `limit`, or for long. Returns whether it was given up.
-pub(in crate::paging) fn give_up_or_warn(
+pub(in crate::paging) fn give_up_stalled(
     pager: &Pager,
     page: PageId,
-    limit: Option<Duration>,
+    class: RoomClass,
+    stall: &mut Stall,
+    shown: Duration,
 ) -> bool {
+    let limit = give_up_after(pager, class, stall);
+    let progress = pager.starved().progress(class);
+    if !stall.has_lasted(shown, progress, limit.unwrap_or(STARVED_MAX)) {
+        return false;
+    }
     let cause = Error::LimitExceeded { reason: String::new() };
     let given_up = limit.is_some() && give_up(pager, page, &cause);
-    if !given_up {
-        diagnostics::waits_for_room(install::no_room(pager));
+    match given_up {
+        true if class == RoomClass::Fresh => pager.starved().note_given_up(),
+        true => {}
+        false => diagnostics::waits_for_room(install::no_room(pager)),
     }
     given_up
 }

@@ -27,7 +27,6 @@ use crate::paging::fault::fill;
 use crate::paging::fault::fill::NotBegun;
 use crate::paging::fault::in_memory;
 use crate::paging::fault::no_room;
-use crate::paging::fault::no_room::STARVED_MAX;
 use crate::paging::fault::prefetch;
 use crate::paging::fault::starved::{RoomClass, Stall};
 use crate::paging::fault::status::{FaultStatus, Purpose};
@@ -160,12 +159,11 @@ fn starve_in_thread(pager: &Pager, page: PageId, since: &mut Option<(Stopwatch, 
     let progress = pager.starved().progress(class);
     let (watch, stall) = since.get_or_insert_with(|| {
         pager.counters().faults_starved.bump();
-        (Stopwatch::start(pager.health().deadline(), now), Stall::new(Duration::ZERO, progress))
+        let failed = pager.health().writes_failed();
+        let stall = Stall::new(Duration::ZERO, progress, failed);
+        (Stopwatch::start(pager.health().deadline(), now), stall)
     });
-    let limit = no_room::give_up_after(pager, class);
-    if stall.has_lasted(watch.look(now), progress, limit.unwrap_or(STARVED_MAX))
-        && no_room::give_up_or_warn(pager, page, limit)
-    {
+    if no_room::give_up_stalled(pager, page, class, stall, watch.look(now)) {
         return;
     }
     pager.pool().waiters().begin_starving();

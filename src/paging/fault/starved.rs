@@ -55,11 +55,18 @@ pub(in crate::paging) struct Stall {
     term: Term,
     /// The count of progress then.
     progress: u64,
+    /// Writes that had failed when the wait began.
+    writes_failed: u64,
 }
 
 impl Stall {
-    pub(in crate::paging) fn new(shown: Duration, progress: u64) -> Stall {
-        Stall { term: Term::start(shown), progress }
+    pub(in crate::paging) fn new(shown: Duration, progress: u64, writes_failed: u64) -> Stall {
+        Stall { term: Term::start(shown), progress, writes_failed }
+    }
+
+    /// Writes that had failed when the wait began.
+    pub(in crate::paging) fn writes_failed(&self) -> u64 {
+        self.writes_failed
     }
 
     /// Whether there was no progress for `limit`, since it was begun or this was so last.
@@ -69,12 +76,13 @@ impl Stall {
         progress: u64,
         limit: Duration,
     ) -> bool {
+        let anew = Stall { term: Term::start(shown), progress, ..*self };
         if self.progress != progress {
-            *self = Stall::new(shown, progress);
+            *self = anew;
         }
         let is_over = self.term.is_over(shown, limit);
         if is_over {
-            *self = Stall::new(shown, progress);
+            *self = anew;
         }
         is_over
     }
@@ -90,6 +98,8 @@ pub(in crate::paging) struct StarvedFaults {
     is_due: AtomicBool,
     /// Times that room was made, for each class.
     progress: [AtomicU64; 2],
+    /// The count of progress when a fresh fault was given up, and 1; 0: none was.
+    given_up: AtomicU64,
     /// The device has a write, whose deadline has not passed: room may be made by that.
     is_writing: AtomicBool,
 }
@@ -122,6 +132,7 @@ impl StarvedFaults {
             counts: [AtomicUsize::new(0), AtomicUsize::new(0)],
             is_due: AtomicBool::new(false),
             progress: [AtomicU64::new(0), AtomicU64::new(0)],
+            given_up: AtomicU64::new(0),
             is_writing: AtomicBool::new(false),
         }
     }
@@ -138,6 +149,16 @@ impl StarvedFaults {
     /// A count that changes when room was made for a class.
     pub(in crate::paging) fn progress(&self, class: RoomClass) -> u64 {
         self.progress[class as usize].load(Ordering::Relaxed)
+    }
+
+    /// Notes that a fresh fault was given up.
+    pub(in crate::paging) fn note_given_up(&self) {
+        self.given_up.store(self.progress(RoomClass::Fresh) + 1, Ordering::Relaxed);
+    }
+
+    /// Whether a fresh fault was given up, and no room was made for one since.
+    pub(in crate::paging) fn has_given_up(&self) -> bool {
+        self.given_up.load(Ordering::Relaxed) == self.progress(RoomClass::Fresh) + 1
     }
 
     pub(in crate::paging) fn set_writing(&self, is_writing: bool) {
@@ -168,11 +189,18 @@ impl StarvedFaults {
     }
 
     /// Adds a fault.
-    pub(in crate::paging) fn push(&self, fault: Fault, arrived: Instant, class: RoomClass) {
+    pub(in crate::paging) fn push(
+        &self,
+        fault: Fault,
+        arrived: Instant,
+        class: RoomClass,
+        writes_failed: u64,
+    ) {
         let progress = self.progress(class);
         let mut queues = self.queues.lock();
         let shown = queues.watch.look(Instant::now());
-        queues.insert(StarvedFault { fault, arrived, class, stall: Stall::new(shown, progress) });
+        let stall = Stall::new(shown, progress, writes_failed);
+        queues.insert(StarvedFault { fault, arrived, class, stall });
         self.counts[class as usize].fetch_add(1, Ordering::AcqRel);
     }
 
@@ -282,7 +310,7 @@ mod tests {
         let (starved, start) = (StarvedFaults::new(64, LIMIT), Instant::now());
         for &(address, class) in of {
             let arrived = start + Duration::from_nanos(address as u64);
-            starved.push(fault(address), arrived, class);
+            starved.push(fault(address), arrived, class, 0);
         }
         (starved, start)
     }
@@ -375,7 +403,7 @@ mod tests {
     #[test]
     fn a_stall_lasts_for_a_time_without_progress() {
         let limit = Duration::from_secs(2);
-        let mut stall = Stall::new(Duration::ZERO, 7);
+        let mut stall = Stall::new(Duration::ZERO, 7, 0);
         let mut over =
             |seconds, progress| stall.has_lasted(Duration::from_secs(seconds), progress, limit);
         assert!(!over(1, 7) && !over(2, 8), "there was progress");

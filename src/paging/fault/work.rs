@@ -171,16 +171,19 @@ impl Work {
         }
         let mut round = self.pager.starved().begin(no_room::is_stuck(&self.pager));
         while let Some(mut starved) = self.pager.starved().take(&mut round) {
-            let (fault, arrived) = (starved.fault(), starved.arrived());
-            match self.resolve(self.pager.page_at(fault.address), fault, arrived) {
+            let (fault, arrived, class) = (starved.fault(), starved.arrived(), starved.class());
+            let page = self.pager.page_at(fault.address);
+            match self.resolve(page, fault, arrived) {
                 FaultStatus::Resolved => self.count_resolved(arrived),
                 FaultStatus::Reading => {}
-                FaultStatus::NoRoom if no_room::give_up_stalled(&self.pager, &mut starved) => {}
                 FaultStatus::NoRoom => {
-                    if self.pager.starved().put_back(starved, &mut round) {
-                        continue;
+                    let (pager, shown) = (&self.pager, self.pager.starved().shown());
+                    if !no_room::give_up_stalled(pager, page, class, starved.stall(), shown) {
+                        if pager.starved().put_back(starved, &mut round) {
+                            continue;
+                        }
+                        break;
                     }
-                    break;
                 }
                 why @ (FaultStatus::TryAgain | FaultStatus::QueueFull) => {
                     self.keep(fault, arrived, why, None);

@@ -19,6 +19,8 @@ pub(in crate::paging) struct Health {
     deadline: Duration,
     /// Why write-back fails at the moment: 0, an `errno` or [`NO_SLOT`].
     write_errno: AtomicU32,
+    /// Writes that have failed.
+    writes_failed: AtomicU64,
     /// A whole pass of the evictor freed nothing.
     exhausted: AtomicBool,
     stop: AtomicBool,
@@ -31,6 +33,7 @@ impl Health {
         Health {
             deadline,
             write_errno: AtomicU32::new(0),
+            writes_failed: AtomicU64::new(0),
             exhausted: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             panics: AtomicU64::new(0),
@@ -49,7 +52,13 @@ impl Health {
 
     /// Notes why write-back fails.
     pub(in crate::paging) fn note_write_failed(&self, errno: u32) {
+        self.writes_failed.fetch_add(1, Ordering::Relaxed);
         self.write_errno.store(errno, Ordering::Release);
+    }
+
+    /// Writes that have failed, attempts without a free slot included.
+    pub(in crate::paging) fn writes_failed(&self) -> u64 {
+        self.writes_failed.load(Ordering::Relaxed)
     }
 
     /// Notes that write-back works; returns whether it failed before.
