@@ -46,7 +46,7 @@ const DEFAULT: &str = "far";
 /// Maximum length of a tier's name, in bytes.
 const NAME_MAX: usize = 32;
 
-/// What start-up says where only faults of user mode can be served, in one line.
+/// The line that start-up prints where only faults of user mode can be served, in one line.
 const USER_MODE_ONLY: &str = "the kernel permits this process only faults of user mode: a \
      system call such as read(2) or write(2) fails with EFAULT on far memory that is not resident. ";
 /// Follows [`USER_MODE_ONLY`] where the threshold is not in force.
@@ -435,7 +435,7 @@ impl Heap {
         });
     }
 
-    /// What the memory of this tier is for now; zeros once it was shut down, and in a forked child. Takes
+    /// Uses of this tier's memory now; zeros once it was shut down, and in a forked child. Takes
     /// jemalloc's locks, all of them in turn: not for hot paths.
     ///
     /// # Examples
@@ -472,7 +472,7 @@ impl Heap {
         self.while_running(|arenas| arenas.arenas().memory()).unwrap_or_default()
     }
 
-    /// What the process's local memory is for now, by jemalloc's account: that of all that is not far, but for
+    /// Uses of the process's local memory now, by jemalloc's account: that of all that is not far, but for
     /// the metadata of far tiers. jemalloc takes all of a block for resident, of which the last pages may never
     /// have been touched: a block of random size is a tenth larger than what was asked for. Where the kernel
     /// counts less, `resident_bytes` is what the process has in RAM beside files and far memory; the C

@@ -722,3 +722,24 @@ fn guarantees_have_tests_and_tests_have_guarantees() {
     violations.extend(unknown.map(|name| format!("{name} is no guarantee")));
     report("guarantees have tests, and tests have guarantees", &violations);
 }
+
+/// Documentation begins with a noun or a verb: a summary that begins with "What" has to be read twice.
+#[test]
+fn summaries_begin_with_a_noun_or_a_verb() {
+    let dirs = ["src", "cli/src", "collections/src", "ffi/src", "preload/src", "segments/src"];
+    let mut violations = Vec::new();
+    for source in sources(&dirs) {
+        let mut before = "";
+        for (at, line) in source.text.lines().enumerate() {
+            let line = line.trim_start();
+            let is_doc = |line: &str| line.starts_with("///") || line.starts_with("//!");
+            let begins = !is_doc(before) || matches!(before, "///" | "//!");
+            let text = line.trim_start_matches("///").trim_start_matches("//!");
+            if is_doc(line) && begins && text.starts_with(" What ") {
+                violations.push(format!("{}:{}: {line}", source.name, at + 1));
+            }
+            before = line;
+        }
+    }
+    report("summaries begin with a noun or a verb", &violations);
+}

@@ -24,7 +24,7 @@ pub(crate) enum Verdict {
 /// A command that repairs what a check found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Repair {
-    /// What the command is for: `repair:`, `in a container:`.
+    /// Purpose of the command: `repair:`, `in a container:`.
     pub(crate) when: String,
     /// The command, to be copied.
     pub(crate) command: String,
@@ -35,9 +35,9 @@ pub(crate) struct Repair {
 pub(crate) struct Check {
     pub(crate) name: &'static str,
     pub(crate) verdict: Verdict,
-    /// What was found.
+    /// The finding.
     pub(crate) found: String,
-    /// What it means for farheap, where that is not plain; one line each.
+    /// Its meaning for farheap, where that is not plain; one line each.
     pub(crate) meaning: Vec<String>,
     /// Ways to repair it; any one of them is enough.
     pub(crate) repairs: Vec<Repair>,
@@ -63,7 +63,7 @@ impl Check {
     }
 }
 
-/// What the user wants to be checked.
+/// Wishes of the user.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Subject {
     pub(crate) device: Option<PathBuf>,

@@ -13,7 +13,7 @@ use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// What a direct transfer is tried with.
+/// Bytes that a direct transfer is tried with.
 const BLOCK_LEN: usize = 4096;
 /// Sectors of sysfs, whatever the device's own block size (kernel.org: block layer statistics).
 const SECTOR_LEN: u64 = 512;
@@ -105,7 +105,7 @@ fn file_system(mountinfo: &str, path: &Path) -> Option<String> {
     mounts.max_by_key(|(len, _)| *len)?.1.map(str::to_owned)
 }
 
-/// What a device path leads to.
+/// File that a device path leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DeviceKind {
     /// A block device.
@@ -134,7 +134,7 @@ pub(crate) struct Device {
     pub(crate) is_open_to_others: bool,
     /// Whether a file system or another program holds the block device.
     pub(crate) busy: bool,
-    /// What it holds, as far as that is looked at.
+    /// Its content, as far as that is looked at.
     pub(crate) contents: Contents,
     /// Why it cannot be opened with `O_DIRECT`; `None` when it can.
     pub(crate) direct_io_refusal: Option<String>,
@@ -177,7 +177,7 @@ impl Device {
     }
 }
 
-/// What sysfs says of a block device.
+/// Facts of sysfs about a block device.
 struct Queue {
     size: ByteCount,
     block: ByteCount,

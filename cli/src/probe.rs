@@ -1,4 +1,4 @@
-//! What `farheap doctor` finds out: the library's own probe, with the causes of refusals, and limits
+//! Findings of `farheap doctor`: the library's own probe, with the causes of refusals, and limits
 //! that explain what is slow.
 
 use farheap::ByteCount;
@@ -85,7 +85,7 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// What the process may do, as far as it explains refusals.
+/// Rights of the process, as far as they explain refusals.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Privileges {
     /// `CAP_SYS_PTRACE` is effective.
@@ -164,7 +164,7 @@ impl Privileges {
     }
 }
 
-/// What userfaultfd allows.
+/// Abilities of userfaultfd.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Userfaultfd {
     /// Each route of [`Route::ALL`], tried.
@@ -193,7 +193,7 @@ impl Userfaultfd {
     }
 }
 
-/// What io_uring allows.
+/// Abilities of io_uring.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Uring {
     /// Whether a ring could be set up; if not, why.
@@ -284,12 +284,12 @@ fn chosen_word(text: &str) -> Option<String> {
     Some(text.split_once('[')?.1.split_once(']')?.0.to_owned())
 }
 
-/// What this kernel, machine and process allow.
+/// Abilities of this kernel, machine and process.
 #[derive(Clone, Debug)]
 pub(crate) struct Probe {
     /// The kernel's release, such as `6.18.0`; empty when `/proc` does not say.
     pub(crate) kernel: String,
-    /// What explains refusals.
+    /// Reasons of refusals.
     pub(crate) privileges: Privileges,
     pub(crate) userfaultfd: Userfaultfd,
     pub(crate) uring: Uring,

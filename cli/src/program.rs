@@ -1,4 +1,4 @@
-//! What kind of file a program is: whether the loader will preload a library into it.
+//! Kind of a program's file: whether the loader will preload a library into it.
 //!
 //! Uses `elf`.
 

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 /// Exit status when there is nothing to show.
 const EXIT_FAIL: u8 = 1;
-/// What the files are called.
+/// Names of the files.
 const LINK: &str = "/memfd:farheap-stats";
 /// Maximum number of tiers that are shown, and of bytes that one may have to say: both more than the library has.
 const TIERS_MAX: usize = 16;
@@ -65,7 +65,7 @@ fn interval(text: &str) -> Result<Duration, String> {
     Ok(time)
 }
 
-/// What one tier says of itself.
+/// Report of one tier.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Tier {
     name: String,

@@ -1,4 +1,4 @@
-//! What the ordered maps have in common: iterators over a cursor, and the usual traits.
+//! Parts common to the ordered maps: iterators over a cursor, and the usual traits.
 
 #![expect(unsafe_code, reason = "hands out references to values in nodes")]
 
@@ -98,7 +98,7 @@ macro_rules! map_traits {
     };
 }
 
-/// What the maps of linked nodes have in common: looking a key up in terms of `pair`, `remove` in terms of
+/// Parts common to the maps of linked nodes: looking a key up in terms of `pair`, `remove` in terms of
 /// `remove_entry`, freeing a node, and iterators over a cursor.
 macro_rules! linked_map {
     ($map:ident, $cursor:ident, $iter:ident, $range:ident) => {

@@ -24,7 +24,7 @@ opaque! {
     farheap_account = 6: Counted
 }
 
-/// What freeing bytes may cost.
+/// Cost of freeing bytes.
 pub type farheap_effort = u32;
 
 pub const FARHEAP_EFFORT_SPARE: farheap_effort = 0;
@@ -41,7 +41,7 @@ const BYTES_MAX: u64 = 1 << 60;
 /// Maximum number of bytes that one call of a callback counts as freed.
 const FREED_MAX: u64 = 1 << 46;
 
-/// What a handle stands for.
+/// Object behind a handle.
 pub struct Counted {
     account: Account,
     /// `None`: the library charges it.

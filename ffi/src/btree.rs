@@ -25,7 +25,7 @@ opaque! {
     farheap_cursor = 8: Cursor
 }
 
-/// What the handle of a tree stands for.
+/// Object behind the handle of a tree.
 pub struct Tree {
     tree: BTree,
     in_pool: *mut farheap_pool,
@@ -33,7 +33,7 @@ pub struct Tree {
     pool: Arc<()>,
 }
 
-/// What the handle of a cursor stands for: one thread at a time moves it.
+/// Object behind the handle of a cursor: one thread at a time moves it.
 pub struct Cursor {
     /// Has the last entry's bytes until the next one is asked for.
     place: Mutex<pool::Cursor<'static>>,

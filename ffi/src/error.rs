@@ -9,7 +9,7 @@ use std::ffi::{CStr, c_char, c_int};
 use std::num::NonZeroU64;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// What a function returns; the values never change their meaning.
+/// Result of a function; the values never change their meaning.
 pub type farheap_status = u32;
 
 /// Defines the codes and their names.

@@ -1,4 +1,4 @@
-//! What an opaque pointer is: a number that the table of handles knows, or does not.
+//! Opaque pointers: a number that the table of handles knows, or does not.
 //!
 //! ```text
 //! 63..56 kind | 55..12 generation | 11..0 slot of the table
@@ -59,7 +59,7 @@ pub(crate) trait Kind {
     const NUMBER: u8;
     /// Its name in C, for messages.
     const NAME: &'static str;
-    /// What a handle stands for.
+    /// Object behind a handle.
     type Object;
 }
 

@@ -20,7 +20,7 @@ opaque! {
     farheap_heap = 1: Heap
 }
 
-/// What a program says about its accesses.
+/// Advice of a program about its accesses.
 pub type farheap_advice = u32;
 
 pub const FARHEAP_ADVICE_NORMAL: farheap_advice = 0;
@@ -49,7 +49,7 @@ pub struct farheap_latency {
     pub max_ns: u64,
 }
 
-/// What takes how long in a heap or a collective.
+/// Times of the steps in a heap or a collective.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct farheap_latencies {

@@ -1,6 +1,6 @@
 //! farheap for C and C++.
 //!
-//! What C sees is declared and documented in `include/farheap.h`; `tests/header.rs` checks that
+//! The C interface is declared and documented in `include/farheap.h`; `tests/header.rs` checks that
 //! both sides agree. Each function checks its pointers, calls the public interface of `farheap`,
 //! and turns errors and panics into a [`status`](error::farheap_status) with a message. A long
 //! explanation is in `docs/ffi.md`.

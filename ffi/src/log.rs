@@ -1,4 +1,4 @@
-//! What the library says, to a callback of the host's: a logger of Rust's `log` that calls it.
+//! Messages of the library, to a callback of the host: a logger of Rust's `log` that calls it.
 
 #![expect(unsafe_code, reason = "calls the caller back")]
 
@@ -23,7 +23,7 @@ pub type farheap_log = Option<
 
 type Told = unsafe extern "C" fn(*mut c_void, farheap_log_level, *const c_char);
 
-/// What was set, and what had been set before.
+/// The present callback, and earlier ones.
 struct Host {
     told: Option<Told>,
     userdata: Userdata,

@@ -69,7 +69,7 @@ fn c_name(name: &str) -> [c_char; FARHEAP_NAME_MAX] {
     out
 }
 
-/// What the caller passes on to its own callback, from any thread.
+/// Pointer that the caller passes on to its own callback, from any thread.
 #[derive(Clone, Copy)]
 pub(crate) struct Userdata(pub(crate) *mut c_void);
 

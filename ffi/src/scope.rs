@@ -14,7 +14,7 @@ pub const FARHEAP_POLICY: farheap_placement = 0;
 pub const FARHEAP_LOCAL: farheap_placement = 1;
 pub const FARHEAP_FAR: farheap_placement = 2;
 
-/// What a placement asks for; `None`: the policy decides. What is no other placement may be a tier's
+/// Placement that a number asks for; `None`: the policy decides. What is no other placement may be a tier's
 /// ([`malloc::number_of`]).
 pub(crate) fn wanted(placement: farheap_placement) -> Result<Option<Placement>> {
     match placement {

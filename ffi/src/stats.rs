@@ -102,7 +102,7 @@ farheap::for_region_stats!(structure (
 ));
 
 farheap::for_tier_memory!(structure (
-    /// What the memory of a tier is for.
+    /// Uses of a tier's memory.
     farheap_memory of TierMemory {}
 ));
 

@@ -85,7 +85,7 @@ static STATE: State = State {
     dropping: AtomicBool::new(false),
 };
 
-/// What threads tell each other. It is a page of its own, which the kernel fills with zeros in the child of any fork
+/// Word that threads share. It is a page of its own, which the kernel fills with zeros in the child of any fork
 /// (`MADV_WIPEONFORK`): the threads that would end what is under way are the parent's. A child made by `_Fork(3)` or a system call,
 /// which calls no function that is registered for forks, waited in `munmap` for ever.
 #[repr(C, align(4096))]

@@ -18,11 +18,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// lower ones.
 const NUMBER_MIN: RawFd = 512;
 
-/// What `close_range(2)` takes beside the range.
+/// Flags of `close_range(2)`.
 const UNSHARE: c_uint = 2;
 const CLOEXEC: c_uint = 4;
 
-/// What a system call has returned, as the C library passes it on.
+/// Result of a system call, as the C library passes it on.
 fn result(returned: c_long) -> c_int {
     returned as c_int
 }
@@ -65,7 +65,7 @@ fn copy(fd: &OwnedFd, least: RawFd) -> Option<OwnedFd> {
     owned(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, least) })
 }
 
-/// What a system call has just opened.
+/// Descriptor that a system call has just opened.
 fn owned(fd: c_int) -> Option<OwnedFd> {
     // SAFETY: nobody else owns a descriptor that was just made.
     (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })

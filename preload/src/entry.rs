@@ -15,7 +15,7 @@ use libc::{c_int, c_void, size_t};
 use std::arch::naked_asm;
 use std::ptr::{self, NonNull};
 
-/// What every block is aligned to.
+/// Alignment of every block.
 const ALIGN: usize = 16;
 const PAGE: usize = 4096;
 /// Blocks up to this size are cleared by writing. Pages of larger ones may have left memory, and need not come back for it.

@@ -23,7 +23,7 @@ const HEADER: usize = 16;
 /// Attempts to take the lock before a thread yields.
 const SPINS: u32 = 100;
 
-/// What stands before a block.
+/// Header of a block.
 #[repr(C)]
 struct Header {
     /// The class of the block.

@@ -28,7 +28,7 @@ const LEAST: usize = 256 << 10;
 /// code (V8's: 512 MiB), or sparse, and would count against what the device can keep.
 const RESERVED_MAX: usize = 256 << 20;
 const READ_WRITE: c_int = libc::PROT_READ | libc::PROT_WRITE;
-/// What plain memory is mapped with, and what it may be besides.
+/// Flags of plain memory, and those that it may have besides.
 const PLAIN: c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
 const FREE_FLAGS: c_int = libc::MAP_NORESERVE | libc::MAP_POPULATE;
 

@@ -1,4 +1,4 @@
-//! What a thread is doing: whether it is inside of the allocator, or one of farheap's own. And how threads start.
+//! State of a thread: whether it is inside of the allocator, or one of farheap's own. And how threads start.
 //!
 //! The variable is of the initial-exec kind, which no access allocates for. `thread_local!` makes
 //! variables of the general-dynamic kind: the first access of a thread may ask the loader for memory,
@@ -136,7 +136,7 @@ type Run = extern "C-unwind" fn(*mut c_void) -> *mut c_void;
 type Create =
     unsafe extern "C" fn(*mut pthread_t, *const pthread_attr_t, Run, *mut c_void) -> c_int;
 
-/// What a thread is to run.
+/// Function that a thread is to run.
 struct Start {
     run: Run,
     argument: *mut c_void,

@@ -1,4 +1,4 @@
-//! What the library tells the user: failures, and statistics at the end.
+//! Reports to the user: failures, and statistics at the end.
 
 #![expect(unsafe_code, reason = "has a destructor, exports _exit")]
 

@@ -39,7 +39,7 @@ const WAITING: u8 = 0;
 const STARTING: u8 = 1;
 const OVER: u8 = 2;
 
-/// What the allocator takes for resident before the program has allocated anything: 2.6 MiB, most of
+/// Bytes that the allocator takes for resident before the program has allocated anything: 2.6 MiB, most of
 /// which it has mapped and not touched.
 static LOCAL_AT_FIRST: AtomicUsize = AtomicUsize::new(0);
 /// Bytes that the program mapped before the heap started.
@@ -51,7 +51,7 @@ static STATE: AtomicU8 = AtomicU8::new(WAITING);
 static STARTED: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
 static SETTINGS: OnceLock<Settings> = OnceLock::new();
 
-/// What the environment says.
+/// Settings of the environment.
 #[derive(Debug)]
 pub(crate) struct Settings {
     conf: Option<String>,
@@ -63,7 +63,7 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// What the configuration says that the process may have resident.
+    /// Resident bytes that the configuration allows the process.
     pub(crate) fn limit(&self) -> Option<ByteCount> {
         Config::parse(self.conf.as_deref()?).ok()?.limit()
     }

@@ -141,7 +141,7 @@ impl<'a> AutoPlacement<'a> {
 impl Group<'_> {
     /// Takes in what was counted since the last plan.
     fn look(&mut self) -> Candidate {
-        /// What the counts of a plan are worth for the next.
+        /// Weight of a plan's counts in the next.
         const MEMORY: f64 = 0.5;
         (self.samples, self.read_bytes) = (self.samples * MEMORY, self.read_bytes * MEMORY);
         for segment in &self.segments {

@@ -308,7 +308,7 @@ impl fmt::Display for Progress {
     }
 }
 
-/// What became of a [`Migrator`]'s segments.
+/// Outcomes of a [`Migrator`]'s segments.
 #[must_use = "says what was not moved, and why"]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Migration {

@@ -14,10 +14,10 @@ pub(super) struct Candidate {
 }
 
 impl Candidate {
-    /// What it is worth to have a byte of it in local memory. A scan of far bytes costs about the same for
+    /// Worth of a byte of it in local memory. A scan of far bytes costs about the same for
     /// each byte, so the reads that local memory saves are proportional to how often a byte is read.
     fn worth(&self) -> f64 {
-        /// What another one must be read more often for a swap of the two: each moves once more, and
+        /// Factor by which another one must be read more often for a swap of the two: each moves once more, and
         /// what is nearly equal would change places with every plan.
         const KEEP: f64 = 1.25;
         /// Deviations of a count that are taken for chance.

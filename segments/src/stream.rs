@@ -8,7 +8,7 @@ use farheap::region::Region;
 use farheap::{ByteCount, Heap};
 use std::marker::PhantomData;
 
-/// What comes and goes whole, at a multiple of its size.
+/// Unit that comes and goes whole, at a multiple of its size.
 pub(super) const CHUNK: usize = 2 << 20;
 
 /// Where a copy's values are when the copying ends.
@@ -72,7 +72,7 @@ impl<'a> ReadAhead<'a> {
 
 /// Returns how many bytes it is worth to read ahead of the copying, as far as the tier is concerned.
 fn window(tier: &Region) -> usize {
-    /// What is read ahead must not be evicted before it is used: as for streams of faults, of which
+    /// Read-ahead must not be evicted before it is used: as for streams of faults, of which
     /// there may be others.
     const LIMIT_PART: usize = 16;
     /// But a chunk where it is an eighth at most, for which there is a run of frames: with less nothing

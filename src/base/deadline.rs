@@ -17,14 +17,14 @@
 
 use std::time::{Duration, Instant};
 
-/// What one step counts for at most, whatever the limit is: far more than a busy machine keeps a
+/// Time that one step counts for at most, whatever the limit is: far more than a busy machine keeps a
 /// thread waiting for a processor.
 const STEP_MAX: Duration = Duration::from_secs(1);
 
 /// Steps that a time limit has at least.
 const STEPS_MIN: u32 = 4;
 
-/// What one step counts for under a limit.
+/// Time that one step counts for under a limit.
 fn step_max(limit: Duration) -> Duration {
     (limit / STEPS_MIN).clamp(Duration::from_nanos(1), STEP_MAX)
 }

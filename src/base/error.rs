@@ -36,9 +36,9 @@ pub enum Error {
     /// The kernel lacks something that the configuration needs.
     #[error("this kernel lacks {feature}: {why}")]
     Unsupported {
-        /// What is missing.
+        /// The missing thing.
         feature: &'static str,
-        /// What needed it.
+        /// Its user.
         why: &'static str,
     },
     /// A device or file could not be used as a store.
@@ -46,7 +46,7 @@ pub enum Error {
     Device {
         /// The path given.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Its defect.
         reason: String,
     },
     /// Reading, writing or syncing a store failed.
@@ -92,7 +92,7 @@ pub enum Error {
     /// A range is empty, unaligned, overflows, or lies outside of the region.
     #[error("bad range: {reason}")]
     BadRange {
-        /// What is wrong with it.
+        /// Its defect.
         reason: Cow<'static, str>,
     },
     /// The limit is below what the configuration needs to run.
@@ -142,7 +142,7 @@ pub enum Error {
         pages: PageCount,
         /// One of them.
         first: PageId,
-        /// What the hook said about it.
+        /// Answer of the hook.
         reason: String,
     },
     /// A table file has no such page.
@@ -175,7 +175,7 @@ pub enum Error {
         "{by}: {wanted} {}: {used} of {limit} are in use ({consumers})", why_not(*.waited)
     )]
     OutOfMemory {
-        /// What they were for: a table file, a consumer, or a new limit.
+        /// Their purpose: a table file, a consumer, or a new limit.
         by: String,
         /// Bytes asked for.
         wanted: ByteCount,
@@ -183,7 +183,7 @@ pub enum Error {
         used: ByteCount,
         /// The limit.
         limit: ByteCount,
-        /// What each consumer holds, and how much of it is pinned by how many holders.
+        /// Bytes that each consumer holds, and how much of it is pinned by how many holders.
         consumers: String,
         /// How long was waited; zero for more than it may have even while all others give way.
         waited: Duration,
@@ -199,7 +199,7 @@ pub enum Error {
     Config {
         /// The key, as in `FARHEAP_CONF`.
         key: String,
-        /// What is wrong with its value.
+        /// Defect of its value.
         reason: String,
     },
     /// More consumers than a memory manager can have.
@@ -213,7 +213,7 @@ pub enum Error {
     /// Something that a forked child cannot use.
     #[error("{what} belongs to the parent process and cannot be used in a forked child")]
     Forked {
-        /// What it is.
+        /// Its name.
         what: &'static str,
     },
     /// A heap is already running in this process.

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::sync::Once;
 
 thread_local! {
-    /// What the panic that this thread is to meet says, in part.
+    /// Part of the message of the panic that this thread is to meet.
     static EXPECTED: Cell<Option<&'static str>> = const { Cell::new(None) };
 }
 

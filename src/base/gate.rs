@@ -164,7 +164,7 @@ mod loom_tests {
             }
         }
 
-        /// What a child would have: how often the page was changed.
+        /// State that a child would have: how often the page was changed.
         fn changes(&self) -> usize {
             let [word, mapping] = [0, 1].map(|at| self.page[at].load(Ordering::Relaxed));
             assert_eq!(word, mapping, "a change is half done in the child");

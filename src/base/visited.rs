@@ -92,7 +92,7 @@ pub(crate) struct Visit<'a, T> {
 }
 
 impl<T> Visit<'_, T> {
-    /// What was offered and has not been withdrawn.
+    /// The offer, unless it has been withdrawn.
     pub(crate) fn what(&self) -> *const T {
         self.what
     }

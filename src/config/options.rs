@@ -251,7 +251,7 @@ macro_rules! for_options {
     } };
 }
 
-/// What an option stores, by its kind.
+/// Value of an option, by its kind.
 macro_rules! stored {
     (maybe $type:ty) => { Option<$type> };
     (path $type:ty) => { Option<$type> };

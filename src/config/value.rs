@@ -50,7 +50,7 @@ pub enum Metadata {
     Far,
 }
 
-/// What happens where only faults from user mode are permitted: far memory works there, except that
+/// Behaviour where only faults from user mode are permitted: far memory works there, except that
 /// a system call fails with `EFAULT` when it reads or writes far memory that is not resident.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! What the memory of a tier is for.
+//! Uses of a tier's memory.
 //!
 //! [`TierMemory`] is a snapshot: blocks, pages and metadata by jemalloc's statistics, RAM by the region's.
 //! Uses `jemalloc`; made by `far_arena`, `far_arenas` and `tiers`, completed by the runtime.
@@ -43,7 +43,7 @@ macro_rules! for_tier_memory {
 }
 
 for_tier_memory!(statistics (
-    /// What the memory of a tier, or of one of its arenas, is for at the moment.
+    /// Uses of the memory of a tier, or of one of its arenas, at the moment.
     ///
     /// From [`Heap::memory`](crate::Heap::memory), [`Heap::memory_of_arenas`](crate::Heap::memory_of_arenas)
     /// and [`Heap::local_memory`](crate::Heap::local_memory). The `resident` bytes of local memory and all
@@ -59,7 +59,7 @@ impl TierMemory {
         if all == 0 { 0.0 } else { self.metadata_bytes.0 as f64 / all as f64 }
     }
 
-    /// What jemalloc says of an arena, as of its last epoch; `resident_bytes` is that of the metadata.
+    /// Jemalloc's account of an arena, as of its last epoch; `resident_bytes` is that of the metadata.
     /// Zeros for an arena that is gone.
     pub(super) fn of_arena(arena: Arena) -> TierMemory {
         let Ok(bytes) = arena.bytes() else { return TierMemory::default() };

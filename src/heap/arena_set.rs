@@ -65,7 +65,7 @@ impl ArenaSet {
         ByteCount(self.arenas.iter().map(FarArena::seems_resident).sum())
     }
 
-    /// What the memory of each arena is for now.
+    /// Uses of each arena's memory now.
     pub(crate) fn memory(&self) -> Vec<TierMemory> {
         accounting::look();
         self.arenas.iter().map(FarArena::memory).collect()

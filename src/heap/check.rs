@@ -27,7 +27,7 @@ use crate::base::sync::{
 use std::alloc::Layout;
 use std::ptr;
 
-/// What freed blocks are filled with, up to this size: others may have left memory.
+/// Fill of freed blocks, up to this size: others may have left memory.
 const FREED_BYTE: u8 = 0xF5;
 const FILLED_MAX: usize = jemalloc::SMALL_MAX;
 

@@ -84,7 +84,7 @@ struct LargeBlock {
 // SAFETY: the memory is the arena's, which any thread may use under the lock.
 unsafe impl Send for LargeBlock {}
 
-/// What some of the threads allocate small blocks from.
+/// Source of small blocks of some of the threads.
 struct Lane {
     /// Where the last chunk begins and ends, and what of it is free; empty and dangling without one.
     start: usize,

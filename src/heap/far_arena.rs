@@ -3,7 +3,7 @@
 //! Uses `jemalloc`, `hooks`; owned by `far_arenas`.
 //!
 //! # Metadata
-//! What jemalloc keeps about an arena (extents, slabs, locks) is local memory, or far memory of the tier
+//! Jemalloc's metadata of an arena (extents, slabs, locks) is local memory, or far memory of the tier
 //! itself ([`FarArenasOptions::metadata_is_far`]). Far, it is brought in when an allocation needs it,
 //! with jemalloc's locks held: allocations wait for the device then. Children of a fork do not inherit such a tier.
 
@@ -25,7 +25,7 @@ const GROW_MIN: usize = 2 << 20;
 pub(super) struct FarArena {
     arena: Arena,
     hooks: Box<Hooks>,
-    /// What serves its metadata; `None`: that is local.
+    /// Source of its metadata; `None`: that is local.
     metadata: Option<Box<Hooks>>,
 }
 
@@ -65,7 +65,7 @@ impl FarArena {
         self.arena
     }
 
-    /// What serves its data.
+    /// Source of its data.
     pub(super) fn hooks(&self) -> &Hooks {
         &self.hooks
     }
@@ -84,7 +84,7 @@ impl FarArena {
         self.hooks.refused() + self.metadata.as_ref().map_or(0, |far| far.refused())
     }
 
-    /// What the arena's memory is for, as of jemalloc's last epoch. `resident_bytes` is what of its metadata is
+    /// Uses of the arena's memory, as of jemalloc's last epoch. `resident_bytes` is what of its metadata is
     /// local RAM.
     pub(super) fn memory(&self) -> TierMemory {
         let of_jemalloc = TierMemory::of_arena(self.arena);

@@ -68,7 +68,7 @@ fn gives_up() -> bool {
     REFUSED.get() && placement::reports_failure()
 }
 
-/// What frees ask of a tier: never changed, and in a cache line that nothing else changes.
+/// Data of a tier that frees ask for: never changed, and in a cache line that nothing else changes.
 #[repr(align(64))]
 struct Place {
     base: usize,
@@ -142,7 +142,7 @@ impl FarArenas {
         &self.arenas
     }
 
-    /// What threads keep.
+    /// Blocks that threads keep.
     #[cfg(test)]
     pub(super) fn caches(&self) -> &ThreadCaches {
         &self.caches
@@ -262,7 +262,7 @@ impl FarArenas {
         NonNull::new(ptr)
     }
 
-    /// What its blocks' sizes are.
+    /// Sizes of its blocks.
     #[inline]
     pub(super) fn sizes(&self) -> &PageSizes {
         &self.sizes
@@ -383,7 +383,7 @@ impl FarArenas {
         }
     }
 
-    /// What the memory of the tier is for now, but for the far memory that is resident.
+    /// Uses of the tier's memory now, but for the far memory that is resident.
     pub(crate) fn memory(&self) -> TierMemory {
         let of_arenas = accounting::sum(self.arenas.memory().into_iter());
         TierMemory { allocated_bytes: self.in_use(), ..of_arenas }
@@ -580,7 +580,7 @@ impl FarArenas {
         Flags::uncached(self.arenas.of_index(0).arena().index())
     }
 
-    /// What the calling thread's cache keeps of large blocks.
+    /// Large blocks that the calling thread's cache keeps.
     #[cfg(test)]
     pub(super) fn large_bytes(&'static self) -> usize {
         self.access().map_or(0, |mut access| access.large_bytes())

@@ -7,7 +7,7 @@ use std::time::Duration;
 /// Maximum number of arenas that [`FarArenasOptions::default`] asks for.
 const ARENAS_MAX: u32 = 16;
 
-/// What all caches of far memory keep at most: what a few threads need for their working sets, and
+/// Bytes that all caches of far memory keep at most: what a few threads need for their working sets, and
 /// CACHE_MAX_MORE for each processor where there are many ([`thread_cache::suited`]). With what those of local memory
 /// keep (`local`) that is less than 64 MiB on 8 processors, however many threads there are.
 const CACHE_MAX: ByteCount = ByteCount::mib(36);

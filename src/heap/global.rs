@@ -1,4 +1,4 @@
-//! What is local and what is far, and the global allocator.
+//! Local and far memory, and the global allocator.
 //!
 //! [`FarHeap`] decides for each allocation whether it is local or of which far tier. Uses `tiers`,
 //! `far_arenas`, `local`, `placement`; `handle` and `c_malloc` use it.

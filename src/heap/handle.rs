@@ -74,7 +74,7 @@ impl Tier {
     }
 }
 
-/// What a handle asks for its memory.
+/// Source that a handle asks for its memory.
 trait Handle {
     /// Allocates; null when there is no such memory.
     ///
@@ -104,7 +104,7 @@ trait Handle {
     }
 }
 
-/// What became of an attempt to resize.
+/// Outcome of an attempt to resize.
 enum Resized {
     Done(NonNull<u8>),
     Failed,

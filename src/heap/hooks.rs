@@ -164,7 +164,7 @@ impl Hooks {
         }
     }
 
-    /// What jemalloc gets: the table's address, which is that of all.
+    /// Pointer for jemalloc: the table's address, which is that of all.
     pub(super) fn as_table(&self) -> *mut extent_hooks_t {
         ptr::from_ref(self).cast_mut().cast()
     }
@@ -249,7 +249,7 @@ impl Committed {
     }
 }
 
-/// What hooks have noted for the allocation under way on this thread. Constant and without a
+/// Notes of hooks for the allocation under way on this thread. Constant and without a
 /// destructor, as in `placement`.
 struct Notes {
     /// See [`take_commit_refused`].
@@ -279,7 +279,7 @@ fn note_committed(committed: Committed) {
     NOTES.with(|notes| notes.committed.set(committed));
 }
 
-/// What sources have committed on this thread since the last call, the last of it if anything.
+/// Memory that sources have committed on this thread since the last call, the last of it if anything.
 pub(super) fn take_committed() -> Option<Committed> {
     let committed = NOTES.with(|notes| notes.committed.replace(Committed::NOTHING));
     (committed != Committed::NOTHING).then_some(committed)

@@ -220,7 +220,7 @@ unsafe extern "C" fn unmap_metadata(
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Arena(u32);
 
-/// What an arena holds, in jemalloc pages; as of the last [`advance_epoch`].
+/// Content of an arena, in jemalloc pages; as of the last [`advance_epoch`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ArenaPages {
     /// In allocations, cached ones and the unused rest of slabs included.
@@ -229,7 +229,7 @@ pub(crate) struct ArenaPages {
     pub(crate) dirty: usize,
 }
 
-/// What an arena holds, in bytes; as of the last [`advance_epoch`].
+/// Content of an arena, in bytes; as of the last [`advance_epoch`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ArenaBytes {
     /// Of small and of large blocks, cached ones included.
@@ -238,9 +238,9 @@ pub(crate) struct ArenaBytes {
     /// Of pages: see [`ArenaPages`].
     pub(crate) active: usize,
     pub(crate) dirty: usize,
-    /// What jemalloc keeps about the arena.
+    /// Metadata of the arena.
     pub(crate) metadata: usize,
-    /// What jemalloc takes for resident, metadata included.
+    /// Resident bytes by jemalloc's account, metadata included.
     pub(crate) resident: usize,
     /// Address space without memory, kept for later.
     pub(crate) retained: usize,
@@ -330,7 +330,7 @@ impl Arena {
         debug_assert_eq!(done, Ok(()));
     }
 
-    /// What the arena held at the last [`advance_epoch`].
+    /// Content of the arena at the last [`advance_epoch`].
     ///
     /// # Errors
     /// [`Error::Jemalloc`].
@@ -344,7 +344,7 @@ impl Arena {
         Ok(ArenaPages { active, dirty })
     }
 
-    /// What the arena held at the last [`advance_epoch`], in bytes.
+    /// Content of the arena at the last [`advance_epoch`], in bytes.
     ///
     /// # Errors
     /// [`Error::Jemalloc`].

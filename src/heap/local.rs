@@ -23,12 +23,12 @@ use crate::base::sync::{AtomicUsize, Ordering::Relaxed};
 use crate::base::units::ByteCount;
 use std::alloc::Layout;
 
-/// What the caches of all threads keep at most: one thread can keep a block of the largest class and
+/// Bytes that the caches of all threads keep at most: one thread can keep a block of the largest class and
 /// more. See `far_arenas::CACHE_MAX`.
 const CACHE_MAX: ByteCount = ByteCount::mib(24);
 const CACHE_MAX_MORE: ByteCount = ByteCount::mib(2);
 
-/// What is larger goes the way of large blocks. Changed by [`keep_nothing`] only.
+/// Larger blocks go the way of large blocks. Changed by [`keep_nothing`] only.
 static SMALL_UP_TO: AtomicUsize = AtomicUsize::new(magazine::SMALL_MAX);
 
 static ALLOWANCE: Allowance = Allowance::new(CACHE_MAX.0 as usize);

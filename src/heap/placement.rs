@@ -1,4 +1,4 @@
-//! What is asked for, and where a thread's allocations go: its scope's placement, unless the thread is pinned local.
+//! Requested placement of a thread's allocations: its scope's placement, unless the thread is pinned local.
 //!
 //! Kept in constant thread-local cells without a destructor, so that it works inside allocators,
 //! before `main` and while a thread exits. Used by everything of the heap.
@@ -32,7 +32,7 @@ pub enum Placement {
 /// been started since. In a forked child they are local, or fail where it cannot have its parent's far
 /// memory.
 ///
-/// What it allocates goes back to this tier, freed by any thread and through any handle: the
+/// Its allocations go back to this tier, freed by any thread and through any handle: the
 /// address tells. As with [`Far`](crate::Far), a system call may touch it only where the kernel's own
 /// faults are served.
 ///
@@ -121,7 +121,7 @@ pub(crate) enum Fill {
     Zero,
 }
 
-/// What is smaller is a small block: jemalloc's own caches keep it.
+/// Smaller blocks are small blocks: jemalloc's own caches keep it.
 pub(super) const SMALL_END: usize = SMALL_MAX + 1;
 
 /// A thread's state; see the module's documentation.
@@ -133,7 +133,7 @@ struct Thread {
     begun: Cell<u64>,
     /// How many pins are in force.
     pins: Cell<u32>,
-    /// What the two say together; kept because allocations ask.
+    /// Result of the two; kept because allocations ask.
     placement: Cell<Option<Placement>>,
     /// Small blocks below this size are local, as far as the two have a say; kept because every allocation asks.
     small_below: Cell<usize>,

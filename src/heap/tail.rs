@@ -60,7 +60,7 @@ pub(super) fn begin() {
     ON.store(true, Release);
 }
 
-/// What to ask jemalloc for, for a block of this layout.
+/// Size to ask jemalloc for, for a block of this layout.
 pub(super) fn with_tail(layout: Layout) -> Layout {
     if !is_on() {
         return layout;

@@ -14,7 +14,7 @@ use std::ptr::{self, NonNull};
 
 const PAGE: usize = 4096;
 
-/// What the protocol says about a page.
+/// State of a page by the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Free,

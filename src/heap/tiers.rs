@@ -34,7 +34,7 @@ use crate::base::units::ByteCount;
 use crate::sys::fork;
 use std::ptr;
 
-/// What allocations and frees ask, in one cache line that only starting and stopping write.
+/// Data that allocations and frees ask for, in one cache line that only starting and stopping write.
 #[repr(C, align(64))]
 struct All {
     /// The first address of any tier, and the one behind the last; without a tier nothing is between.
@@ -335,7 +335,7 @@ fn untouched_tree(extents: u64) -> u64 {
     tree.saturating_sub(extents / TREE_SHARE)
 }
 
-/// What local memory is for; without the metadata of tiers.
+/// Uses of local memory; without the metadata of tiers.
 pub(crate) fn local_memory() -> TierMemory {
     accounting::look();
     let mut of_arenas = TierMemory::default();

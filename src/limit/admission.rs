@@ -61,7 +61,7 @@ impl Drop for Taken<'_> {
     }
 }
 
-/// What was gathered so far; given back when dropped before it is whole, also by a panic.
+/// Charges gathered so far; given back when dropped before it is whole, also by a panic.
 struct Gathered<'a> {
     budget: &'a Budget,
     bytes: u64,

@@ -23,7 +23,7 @@ pub(crate) struct Budget {
     limit: AtomicU64,
     charged: AtomicU64,
     charged_max: AtomicU64,
-    /// What all consumers together may charge.
+    /// Bytes that all consumers together may charge.
     shared: Option<Arc<Budget>>,
 }
 

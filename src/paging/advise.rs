@@ -109,7 +109,7 @@ impl Region {
         ByteCount(works.max(with_tables).0 + self.pager.managed().aside().0)
     }
 
-    /// What counts against the limit now, and the limit.
+    /// Bytes that count against the limit now, and the limit.
     pub(crate) fn budget(&self) -> &Budget {
         self.pager.budget()
     }

@@ -76,7 +76,7 @@ pub enum Mode {
 }
 
 settings! {
-    /// What a region is made of.
+    /// Settings of a region.
     ///
     /// # Examples
     /// ```

@@ -152,7 +152,7 @@ macro_rules! for_region_stats {
     };
 }
 
-/// What counts a figure, by its kind; `()` for what is looked up when a snapshot is taken.
+/// Counter of a figure, by its kind; `()` for what is looked up when a snapshot is taken.
 macro_rules! counter {
     (count) => {
         Counter

@@ -1,4 +1,4 @@
-//! What the page handler says when something is lost or fails ([`messages`]).
+//! Messages of the page handler when something is lost or fails ([`messages`]).
 
 use crate::base::error::Error;
 use crate::base::units::ByteCount;
@@ -10,7 +10,7 @@ const LOST_PAGES_MAX: u32 = 32;
 /// Of a write error: all slots are in use, which is no failure of the device.
 pub(in crate::paging) const NO_SLOT: u32 = u32::MAX;
 
-/// What takes the memory that a page cannot have.
+/// Holders of the memory that a page cannot have.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::paging) struct NoRoom {
     pub(in crate::paging) limit: ByteCount,

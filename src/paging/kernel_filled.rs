@@ -37,7 +37,7 @@ use crate::paging::pager::transfer;
 use crate::sys::signals::SignalsBlocked;
 use crate::sys::vm::{KERNEL_PAGE, Piece};
 
-/// What became of a chunk that was to be opened.
+/// Outcome of opening a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::paging) enum OpenOutcome {
     Opened,
@@ -47,7 +47,7 @@ pub(in crate::paging) enum OpenOutcome {
     Unfit,
 }
 
-/// What became of a chunk that was to be closed.
+/// Outcome of closing a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::paging) enum CloseOutcome {
     /// All of its pages cool in frames.

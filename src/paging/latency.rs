@@ -110,7 +110,7 @@ impl Latency {
     }
 }
 
-/// What takes how long in a region; see [`Region::latencies`](crate::paging::region::Region::latencies).
+/// Times of a region's steps; see [`Region::latencies`](crate::paging::region::Region::latencies).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Latencies {

@@ -38,7 +38,7 @@ const REFUSED_FOR: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(in crate::paging) struct Managed {
     account: Option<Account>,
-    /// What the store takes of the limit.
+    /// Bytes of the limit that the store takes.
     aside: ByteCount,
     /// Bytes that others wait for.
     deficit: AtomicU64,
@@ -48,7 +48,7 @@ pub(in crate::paging) struct Managed {
     /// Microseconds from `epoch` to the last change of `help`.
     since_us: AtomicU64,
     epoch: Instant,
-    /// What the region keeps for itself, charged at the start.
+    /// Bytes that the region keeps for itself, charged at the start.
     fixed: AtomicU64,
 }
 
@@ -82,17 +82,17 @@ impl Managed {
         self.account.as_ref()
     }
 
-    /// What the store takes of the limit.
+    /// Bytes of the limit that the store takes.
     pub(in crate::paging) fn aside(&self) -> ByteCount {
         self.aside
     }
 
-    /// What the store leaves of a limit.
+    /// Bytes of a limit that the store leaves.
     pub(in crate::paging) fn without_aside(&self, limit: ByteCount) -> ByteCount {
         ByteCount(limit.0.saturating_sub(self.aside.0))
     }
 
-    /// What a limit guarantees to the region's pages: under a manager what is left of the account's
+    /// Bytes that a limit guarantees to the region's pages: under a manager what is left of the account's
     /// floor, else all that the store leaves.
     pub(in crate::paging) fn guaranteed(&self, limit: ByteCount) -> ByteCount {
         let Some(account) = &self.account else { return self.without_aside(limit) };

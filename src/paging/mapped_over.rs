@@ -1,4 +1,4 @@
-//! What the program maps over far memory (`mmap` with `MAP_FIXED`, or `mremap` to a fixed address) is
+//! Memory that the program maps over far memory (`mmap` with `MAP_FIXED`, or `mremap` to a fixed address) is
 //! the program's: it is not evicted, not dropped, and not registered.
 //!
 //! Nobody reports such a mapping. userfaultfd has an event for it, but a handler could read one while
@@ -12,7 +12,7 @@
 //!   Resident --taken--> Moving --all of it is the program's--> Poisoned: not charged, nobody looks
 //!                         '-----a part of it is--------------> Resident with a pin for good
 //! ```
-//! What is mapped over free addresses belongs to the program from then on: `farheap run` says so where the C library
+//! Memory mapped over free addresses belongs to the program from then on: `farheap run` says so where the C library
 //! is called ([`Region::claim_part_pages`]), and addresses are asked about before they are handed out again
 //! (`Extents::reserve`), as a system call may have come unseen. When the range is freed, what is left of the program's mapping there is replaced by far memory
 //! ([`take_over`], [`take_part_over`]). Nobody can have opened the chunk around it by then, nor opens it

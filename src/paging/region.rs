@@ -427,7 +427,7 @@ impl Region {
         self.extents.is_far(ptr, len)
     }
 
-    /// What of the address space is in use, for those who cut it up themselves.
+    /// Ranges of the address space in use, for those who cut it up themselves.
     pub(crate) fn extents(&self) -> &Extents {
         &self.extents
     }

@@ -1,4 +1,4 @@
-//! What a region has done: a snapshot of plain numbers.
+//! Work that a region has done: a snapshot of plain numbers.
 
 use crate::base::statistics::statistics;
 use crate::base::units::{ByteCount, PageCount};

@@ -31,7 +31,7 @@ pub(in crate::paging) const SLOTS_READY: u64 = 1024;
 /// Tables of all that is allocated may take 1/PART of the limit.
 const PART: u64 = 2;
 
-/// What is committed, in pages and in the spans of addresses whose tables come and go together: how
+/// Committed memory, in pages and in the spans of addresses whose tables come and go together: how
 /// many of each have at least one live unit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::paging) struct Committed {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// keeps free for those who need memory at once.
 const ROOM_PART: u64 = 16;
 
-/// What the tables of one pool have in common: one account, and the clock by which pages are valued.
+/// Parts that the tables of one pool share: one account, and the clock by which pages are valued.
 pub(super) struct PoolShare {
     manager: Arc<MemoryManager>,
     account: Account,
@@ -21,7 +21,7 @@ pub(super) struct PoolShare {
     tables: AtomicU64,
     /// Pages of the last batch could not be written.
     is_troubled: AtomicBool,
-    /// What the clock showed when a charge waited in vain for pages to be written, and 1; 0: none did.
+    /// Time of the clock when a charge waited in vain for pages to be written, and 1; 0: none did.
     in_vain: AtomicU64,
 }
 
@@ -55,7 +55,7 @@ impl PoolShare {
     }
 }
 
-/// What is charged for one table of a pool.
+/// Charges for one table of a pool.
 pub(super) struct PoolAccount {
     share: Arc<PoolShare>,
     /// The table file, for errors.

@@ -50,7 +50,7 @@ pub struct BufferPool {
     pub(super) loader: Loader,
     pub(super) donor: Donor,
     pub(super) group: Arc<Group>,
-    /// What the group's thread does for this table; taken out while it does.
+    /// Work of the group's thread for this table; taken out while it does.
     chores: Ranked<Chores>,
     pub(super) file: Arc<TableFile>,
     header: Header,
@@ -205,7 +205,7 @@ impl BufferPool {
     ///
     /// Free pages at the end of the table leave it then, and their space on the device is given back.
     ///
-    /// What a power cut can leave of pages that were changed, freed or allocated after the last
+    /// State after a power cut of pages that were changed, freed or allocated after the last
     /// flush: their content of that flush or any later one that was evicted; nothing whole, which is
     /// [`Error::CorruptPage`]; and of pages allocated since, [`Error::NoSuchPage`]. Never the bytes
     /// of another page or of an older table. Without
@@ -285,7 +285,7 @@ impl PoolConfig {
     }
 
     /// Creates a table file, or takes a raw block device, of at most `capacity` bytes at `path`.
-    /// What exists there has to be free, as [`BlockStore::create`] says, unless
+    /// An existing file there has to be free, as [`BlockStore::create`] says, unless
     /// [`overwrite`](PoolConfig::overwrite) allows it to be lost. A file becomes its owner's only.
     ///
     /// # Errors

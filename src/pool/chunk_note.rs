@@ -225,7 +225,7 @@ mod model {
     struct Shared {
         chunk: Chunk,
         words: [Latch; 2],
-        /// What is on the device of page 0, and in memory.
+        /// Content of page 0 on the device, and in memory.
         content: AtomicU32,
     }
 

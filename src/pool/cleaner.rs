@@ -2,7 +2,7 @@
 //!
 //! While pages leave, the cleaner goes over the resident pages a little ahead of the hand. What is dirty and
 //! leaves when the hand comes is written, neighbours in one request, so that a reclaim finds clean pages.
-//! What is warm is not written: a page that is changed all the time would be written all the time. Each page
+//! Warm pages are not written: one that is changed all the time would be written all the time. Each page
 //! is looked at once in a lap of the hand.
 //!
 //! While no page comes to or leaves a pool that is nearly full, dirty pages that are not changed any more are written: a

@@ -19,7 +19,7 @@ use crossbeam_utils::CachePadded;
 /// lap it earned, once to be cooled and once to be taken.
 const LAPS_MAX: u64 = 6;
 
-/// What to do with dirty pages.
+/// Treatment of dirty pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dirty {
     /// Pass them: all clean pages may leave, warm ones too.
@@ -55,7 +55,7 @@ impl Batch {
     }
 }
 
-/// What a call that makes room still has to do.
+/// Work left to a call that makes room.
 pub(super) struct Demand {
     want: u64,
     freed: u64,

@@ -30,7 +30,7 @@ pub(super) trait Hold {
     /// Turns the latch of a page that this thread has just loaded, and holds locked, into this hold.
     fn after_load(latch: &Latch);
 
-    /// What the guard keeps of the word of a page that is held so.
+    /// Part of the word that the guard of such a page keeps.
     fn held_word(latch: &Latch) -> HeldWord;
 
     /// Whether another hold is in the way of taking a resident page.

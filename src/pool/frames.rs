@@ -46,7 +46,7 @@ const HUGE_WORDS_PART: u64 = 16;
 /// keeps the memory of what leaves the huge page until it needs it, or all of it has left.
 const SPLIT_YIELDS_MAX: u32 = 10_000;
 
-/// What all work on pages needs.
+/// Parts that all work on pages needs.
 pub(super) struct Frames {
     pub(super) table: PageTable,
     pub(super) chunks: Chunks,

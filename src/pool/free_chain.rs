@@ -51,7 +51,7 @@ pub(super) fn write(
     Ok(chain)
 }
 
-/// What follows a page of the chain.
+/// Successor of a page of the chain.
 struct Part<'f> {
     /// The next page, locked.
     next: Option<PageId>,

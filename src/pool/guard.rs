@@ -76,7 +76,7 @@ impl<'p> Held<'p> {
     }
 }
 
-/// What both kinds of held guards offer.
+/// Methods of both kinds of held guards.
 macro_rules! of_a_held_page {
     ($guard:ident, $held:tt) => {
         impl $guard<'_> {

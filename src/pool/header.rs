@@ -30,7 +30,7 @@ use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"farpool5");
-/// What the magic of every version begins with.
+/// Beginning of the magic of every version.
 const MAGIC_START: [u8; 7] = *b"farpool";
 const FLAG_CHECKSUM: u32 = 1;
 /// Pages have no trailer.
@@ -59,7 +59,7 @@ pub(super) struct Header {
     snapshots: AtomicU64,
 }
 
-/// What the device has.
+/// Header on the device.
 #[derive(Clone, Debug, Default)]
 struct Written {
     generation: u64,
@@ -78,7 +78,7 @@ impl Written {
     }
 }
 
-/// What the header is to say.
+/// Content for the header.
 pub(super) struct Snapshot {
     /// Grows with time.
     number: u64,
@@ -103,7 +103,7 @@ impl Header {
         self.file.sync()
     }
 
-    /// What the header is to say at this moment.
+    /// Content for the header at this moment.
     pub(super) fn snapshot(&self, frames: &Frames) -> Snapshot {
         let _ours = keep_local();
         let free = frames.free.lock();

@@ -238,7 +238,7 @@ impl fmt::Debug for LatchWord {
 /// In a note: the holder changed the content. Words of free pages do not have this bit of the latch.
 const CHANGED: u64 = 1 << 62;
 
-/// What a guard keeps of its page's word: for an exclusive holder, what the word becomes again. No other thread changes the word meanwhile, and reading it again would wait for
+/// Part of its page's word that a guard keeps: for an exclusive holder, what the word becomes again. No other thread changes the word meanwhile, and reading it again would wait for
 /// the processor to be done with locking it (`docs/design/pool.md`, hits).
 #[derive(Clone, Copy)]
 pub(crate) struct HeldWord(u64);
@@ -291,7 +291,7 @@ impl Latch {
         self.0.store(version & VERSION_MASK, Ordering::Relaxed);
     }
 
-    /// What becomes of the word when its memory is given back.
+    /// The word when its memory is given back.
     #[cfg(loom)]
     pub(crate) fn given_back(&self) {
         self.0.store(0, Ordering::Relaxed);

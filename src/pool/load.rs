@@ -23,7 +23,7 @@ struct Loading {
 /// There was no memory.
 struct Full;
 
-/// What became of a group of pages.
+/// Outcome of reading a group of pages.
 pub(super) struct Group {
     /// Reads that were started.
     pages: usize,

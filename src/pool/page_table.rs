@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 /// Bytes at the end of each page that belong to the pool.
 pub(super) const TRAILER: usize = 16;
 
-/// What the pages of a table are: their size, and whether they end in a trailer.
+/// Format of a table's pages: their size, and whether they end in a trailer.
 #[derive(Clone, Copy)]
 pub(super) struct PageShape {
     bytes: ByteCount,
@@ -166,7 +166,7 @@ impl PageTable {
         self.words[..self.changeable].get(page.as_usize())
     }
 
-    /// What names the table file in errors.
+    /// Name of the table file in errors.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }

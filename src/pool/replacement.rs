@@ -17,7 +17,7 @@ pub struct Arrival {
     pub prefetched: bool,
 }
 
-/// What a page is worth: laps of the hand it stays without being touched.
+/// Worth of a page: laps of the hand it stays without being touched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Worth {
     /// Laps, 0 to 3.
@@ -28,7 +28,7 @@ pub struct Worth {
 
 /// Decides which pages leave the pool. A safe trait: a wrong decision costs time only.
 pub trait Replacement: Send + Sync + Debug {
-    /// What an arriving page is worth.
+    /// Worth of an arriving page.
     fn arrives(&self, arrival: Arrival) -> Worth;
 
     /// The hand passes a page that was touched since its last pass and had `laps` left: how many

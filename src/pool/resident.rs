@@ -137,7 +137,7 @@ impl ResidentSet {
         self.departed_from_pool() / step % STAMPS + 1
     }
 
-    /// What the policy says of an arriving page that had this word, in a pool of `pool_pages`.
+    /// Verdict of the policy on an arriving page that had this word, in a pool of `pool_pages`.
     pub(super) fn worth(&self, was: LatchWord, pool_pages: u64, prefetched: bool) -> Worth {
         let away = (was.stamp() > 0).then(|| {
             let passed = (self.stamp(pool_pages) + STAMPS - was.stamp()) % STAMPS;

@@ -142,7 +142,7 @@ impl WriteBack {
     /// Asks the log and sets the checksum.
     ///
     /// # Errors
-    /// What the log said, or that it panicked.
+    /// Answer of the log, or its panic.
     fn prepare(&self, frames: &Frames, page: PageId) -> Result<()> {
         let table = &frames.table;
         if let Some(hook) = &self.before_write {

@@ -1,4 +1,4 @@
-//! What became of pages that were to be written.
+//! Outcomes of writes.
 
 use crate::base::error::Error;
 use crate::base::units::{PageCount, PageId};

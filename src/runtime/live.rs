@@ -1,4 +1,4 @@
-//! What a tier does, for `farheap top`: its statistics as a text that processes of the same user read.
+//! A tier's activity, for `farheap top`: its statistics as a text that processes of the same user read.
 //!
 //! ```text
 //! farheap-stats 1 17          format, generation

@@ -77,7 +77,7 @@ impl Reclaim for LocalMemory {
     }
 }
 
-/// What the default tier's thread does about memory that is not far.
+/// Duties of the default tier's thread towards memory that is not far.
 #[derive(Clone, Debug)]
 pub(super) enum Beside {
     /// It is outside of the limit.
@@ -106,7 +106,7 @@ impl Beside {
         }
     }
 
-    /// What threads may keep of large local blocks where far memory has this limit.
+    /// Bytes of large local blocks that threads may keep where far memory has this limit.
     fn local_cache_max(&self, limit: ByteCount) -> ByteCount {
         match self {
             // Local memory is outside of the limit of a heap that stands alone.

@@ -26,7 +26,7 @@ pub(super) const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// The same while memory that is not far grows, near the limit.
 const LOOK_SOON: Duration = Duration::from_millis(1);
 
-/// What is not far counts as its maximum of this time, up to twice as long. Far memory is charged before it is
+/// Memory that is not far counts as its maximum of this time, up to twice as long. Far memory is charged before it is
 /// there, chunks of 2 MiB at once; until the program has touched them, what is not far seems to be less than it is.
 const SPAN: Duration = Duration::from_millis(100);
 
@@ -82,7 +82,7 @@ struct CodeLeft {
     read: ByteCount,
 }
 
-/// What was seen of memory that is not far.
+/// Observations of memory that is not far.
 #[derive(Debug)]
 struct BesideFar {
     bytes: RecentMax,
@@ -99,12 +99,12 @@ enum Over {
     Told,
 }
 
-/// What a look has found.
+/// Findings of one look.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     resident: u64,
     beside: u64,
-    /// What far memory may have.
+    /// Bytes that far memory may have.
     room: ByteCount,
     grows: bool,
 }

@@ -31,7 +31,7 @@ pub(super) struct BitSet {
     /// First word of each level.
     starts: [usize; LEVELS_MAX],
     levels: usize,
-    /// What stored words are combined with by exclusive or.
+    /// Mask of stored words (exclusive or).
     invert: u64,
     len: u64,
     count: u64,

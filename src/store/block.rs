@@ -643,7 +643,7 @@ fn inspect_device(path: &Path, fd: BorrowedFd<'_>, is_reading: bool) -> Result<u
     file::device_len(fd).map_err(explained)
 }
 
-/// What room for a store is a part of, for messages.
+/// Holder of the room for a store, for messages.
 #[derive(Clone, Copy)]
 enum Room {
     /// A file that exists.
@@ -651,7 +651,7 @@ enum Room {
     Device,
     /// A file or device with a table, of which nobody may change the length.
     Table,
-    /// What a file system has available.
+    /// Bytes that a file system has available.
     Free,
 }
 

@@ -20,7 +20,7 @@ use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, Tag, UnboundKey};
 use std::fmt;
 use zeroize::Zeroize;
 
-/// What is needed, beside the key, to open what was sealed: the nonce's number and the tag.
+/// Data needed, beside the key, to open a sealed block: the nonce's number and the tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Seal {
     /// Never 0.

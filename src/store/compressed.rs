@@ -63,7 +63,7 @@ const DROP_WAIT_MAX: Duration = Duration::from_secs(5);
 pub struct CompressedStore {
     next: OnlyUser,
     ring: Arc<Ring>,
-    /// What errors of blocks in memory call the store.
+    /// Name of the store in errors of blocks in memory.
     name: Arc<str>,
 }
 
@@ -251,7 +251,7 @@ struct Mover {
     bounces: Mapping,
 }
 
-/// What became of a block of a write.
+/// Outcome of a block of a write.
 enum Written {
     Kept,
     /// It is for the next store.

@@ -28,7 +28,7 @@ pub(super) enum Named {
     No,
 }
 
-/// What the file is called.
+/// Name of the file.
 #[derive(Debug)]
 struct Called {
     /// The file or device; the directory of a file without a name.
@@ -73,7 +73,7 @@ impl Room {
         Room { bytes: AtomicU64::new(0), asked: AtomicU64::new(0), opened: Instant::now() }
     }
 
-    /// What was said last, or what `ask` says now.
+    /// The last answer, or that of `ask` now.
     fn get(&self, ask: impl FnOnce() -> u64) -> u64 {
         let now = self.opened.elapsed().as_millis() as u64 + 1;
         let asked = self.asked.load(Ordering::Relaxed);

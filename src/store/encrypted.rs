@@ -60,7 +60,7 @@ pub struct EncryptedStore {
 #[derive(Debug)]
 struct Vault {
     cipher: Cipher,
-    /// What errors call the store.
+    /// Name of the store in errors.
     name: Arc<str>,
     block: usize,
     /// Per block: number of the write, 0 for none, and the tag's halves.

@@ -25,7 +25,7 @@ pub(super) trait Transfer: Send {
     /// Bytes that there are.
     fn capacity(&self) -> ByteCount;
 
-    /// What errors call it.
+    /// Name in errors.
     fn name(&self) -> &Arc<str>;
 
     /// Moves all bytes of `iovecs`, which it may use up.

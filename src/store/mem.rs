@@ -27,11 +27,11 @@ pub struct MemStore {
     memory: Arc<Memory>,
 }
 
-/// What a store's queues share.
+/// State that a store's queues share.
 #[derive(Debug)]
 struct Memory {
     mapping: Mapping,
-    /// What errors call it.
+    /// Name in errors.
     name: Arc<str>,
 }
 

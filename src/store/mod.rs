@@ -72,7 +72,7 @@ pub(crate) const DEPTH_MAX: u32 = 4096;
 /// Maximum number of descriptors that a queue watches.
 pub(crate) const WATCHES_MAX: usize = 4;
 
-/// What a request does.
+/// Direction of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
     /// Store to memory.
@@ -178,7 +178,7 @@ pub struct Completion {
 /// memory is short when pages are evicted. `examples/own_store.rs` is a store of a program's own.
 ///
 /// # Safety
-/// What is in far memory is read back from here, pointers included, so memory safety rests on it:
+/// Far memory is read back from here, pointers included, so memory safety rests on it:
 /// 1. A read that succeeds has filled all of its buffer with the bytes that were written there last;
 ///    a read that fails has touched nothing but its buffer.
 /// 2. The [`capacity`](Store::capacity) stays what it is, and so do bytes that nobody writes, discards
@@ -269,7 +269,7 @@ pub unsafe trait Store: Send + Sync + Debug {
     /// One line for people: kind, path, size.
     fn describe(&self) -> String;
 
-    /// What errors call the store: kind and path, `file /data/table`. Asked when a region or pool begins to
+    /// Name of the store in errors: kind and path, `file /data/table`. Asked when a region or pool begins to
     /// use the store.
     fn name(&self) -> Arc<str> {
         self.describe().into()
@@ -294,7 +294,7 @@ pub unsafe trait Store: Send + Sync + Debug {
     }
 }
 
-/// What a forked child needs of its parent's store.
+/// Part of a store that a forked child needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Inherited {
     /// The descriptor that the child reads by, if any; it may close all others.
@@ -354,7 +354,7 @@ pub struct Polling {
     pub yields: bool,
 }
 
-/// What looking before sleeping came to.
+/// Result of looking before sleeping.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Polled {
     /// Waits that looked.
@@ -419,7 +419,7 @@ pub unsafe trait Queue: Send {
     /// not. A queue that cannot look without a system call ignores it.
     fn poll_by(&mut self, _polling: Polling) {}
 
-    /// What looking before sleeping came to, in the waits since the last call.
+    /// Results of looking before sleeping, in the waits since the last call.
     fn polled(&mut self) -> Polled {
         Polled::default()
     }

@@ -235,7 +235,7 @@ impl Pending {
     }
 }
 
-/// What a queue does with requests on their way to and from another store's queue.
+/// Transformation of requests on their way to and from another store's queue.
 pub(super) trait Desk: Send {
     fn pending(&self) -> &Pending;
 

@@ -81,7 +81,7 @@ impl Word {
     }
 }
 
-/// What stands before a block's bytes.
+/// Header of a block.
 #[repr(C, align(16))]
 #[derive(Clone, Copy)]
 struct Header {
@@ -115,7 +115,7 @@ struct State {
     is_moving: bool,
 }
 
-/// What became of a block that was to be kept.
+/// Outcome of keeping a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kept {
     Yes,

@@ -21,7 +21,7 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 
-/// What stays free at the start, and at the end of a block device: what partitions are aligned to.
+/// Bytes that stay free at the start, and at the end of a block device: what partitions are aligned to.
 const MARGIN: u64 = LOOKED_AT;
 /// The same where the store has less than [`LARGE_MIN`] bytes: what partition tables, RAID members
 /// and those file systems need that exist in this size.
@@ -29,7 +29,7 @@ const MARGIN_SMALL: u64 = 128 << 10;
 /// Stores from this size on have the full margin.
 const LARGE_MIN: ByteCount = ByteCount::mib(64);
 
-/// What a store is for.
+/// Purpose of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Use {
     /// Contents that are kept, of a file that may have to be created.
@@ -73,7 +73,7 @@ impl Candidate<'_> {
     /// Checks that it holds nothing that anybody would miss, if `what` takes its place.
     ///
     /// # Errors
-    /// What it holds, and how to say that it can go; or that it cannot be read.
+    /// Its content, and how to allow overwriting it; or that it cannot be read.
     pub(super) fn check_free(self, what: Use) -> Result<()> {
         let option = match what {
             Use::Scratch { overwrite: false } => "`overwrite:on`",

@@ -77,7 +77,7 @@ struct State {
     stale: BitSet,
     /// Put back, and held.
     limbo: BitSet,
-    /// What each hold began with.
+    /// Beginning of each hold.
     holds: [Option<BitSet>; HOLDS_MAX],
     /// Groups that are asleep.
     asleep: BitSet,
@@ -588,7 +588,7 @@ mod tests {
             }
         }
 
-        /// What a hold began with is as it was, whatever has happened to it since.
+        /// The beginning of a hold is as it was, whatever has happened to it since.
         fn check_holds(&self, map: &SlotMap) {
             for (slot, given) in self.holds.iter().flat_map(|(_, held)| held) {
                 assert_eq!(self.given[slot], *given, "{slot} was given out again");

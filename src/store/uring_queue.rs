@@ -67,7 +67,7 @@ struct Watch {
     armed: bool,
 }
 
-/// What one look at the ring brought.
+/// Result of one look at the ring.
 #[derive(Clone, Copy, Debug, Default)]
 struct Reaped {
     reported: u32,

@@ -1,4 +1,4 @@
-//! What becomes of a store's bytes when its user is done with them.
+//! Wiping of a store's bytes when its user is done with them.
 //!
 //! [`wipe`] runs once, at shutdown, when no queue is open any more.
 
@@ -8,7 +8,7 @@ use super::Store;
 use crate::base::error::Result;
 use crate::base::units::ByteCount;
 
-/// What happens to the evicted pages on the device when a region stops.
+/// Treatment of the evicted pages on the device when a region stops.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Wipe {

@@ -59,7 +59,7 @@ pub enum AllocError {
 }
 
 settings! {
-    /// What a collective is made of.
+    /// Settings of a collective.
     pub struct CollectiveConfig {
         /// Sets the bytes of purely-local memory.
         ///
@@ -484,7 +484,7 @@ impl Collective {
         self.state.lock().in_use
     }
 
-    /// What the page handler has done.
+    /// Work that the page handler has done.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.region.stats()

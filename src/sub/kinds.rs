@@ -21,7 +21,7 @@ pub enum Kind {
 
 /// Hands out objects within one subspace.
 pub trait SubAllocator {
-    /// What kind of memory this is.
+    /// Kind of this memory.
     fn kind(&self) -> Kind;
 
     /// Allocates from this sub-allocator's subspace, uninitialised. A size of zero gives a

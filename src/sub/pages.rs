@@ -53,7 +53,7 @@ pub(super) fn granules(layout: Layout) -> usize {
     layout.size().div_ceil(GRANULE)
 }
 
-/// What is known of a page beside its bits.
+/// Record of a page beside its bits.
 ///
 /// ```text
 /// word 0:  63..32 holds      | 31..0 used

@@ -1,4 +1,4 @@
-//! What the kernel reads and writes for a thread after its last instruction: `get_robust_list(2)`, `set_tid_address(2)`.
+//! Memory that the kernel reads and writes for a thread after its last instruction: `get_robust_list(2)`, `set_tid_address(2)`.
 #![expect(unsafe_code, reason = "reads lists that the C library keeps for the kernel")]
 
 use nix::errno::Errno;

@@ -63,7 +63,7 @@ pub(crate) enum Claim {
     Shared,
 }
 
-/// What a path leads to.
+/// File that a path leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FileKind {
     /// A regular file.
@@ -80,7 +80,7 @@ pub(crate) enum FileKind {
     Other,
 }
 
-/// What `fstat(2)` says.
+/// Result of `fstat(2)`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FileInfo {
     /// The kind of file.
@@ -215,7 +215,7 @@ pub(crate) fn look_at_dir(path: &Path) -> Result<DirInfo, Errno> {
     Ok(DirInfo { in_memory: is_in_memory(fd.as_fd()), writable: may.is_ok() })
 }
 
-/// What [`look_at_dir`] says.
+/// Result of [`look_at_dir`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DirInfo {
     pub(crate) in_memory: bool,

@@ -7,7 +7,7 @@
 //! parent's far memory by ([`Private::share`]). Far addresses that are not inherited stay reserved in
 //! the child, without access: else its own allocations would come to lie there, and look far.
 //!
-//! What cleans up when it is dropped asks [`Born`] first: a child inherits the value, but not what
+//! A value that cleans up when it is dropped asks [`Born`] first: a child inherits the value, but not what
 //! it stands for.
 //!
 //! # Invariants
@@ -122,7 +122,7 @@ impl<T> PerProcess<T> {
     }
 }
 
-/// What owns a descriptor: closed in forked children, where dropping it does nothing.
+/// Owner of a descriptor: closed in forked children, where dropping it does nothing.
 #[derive(Debug)]
 pub struct Private<T: AsRawFd> {
     inner: ManuallyDrop<T>,
@@ -384,7 +384,7 @@ impl Drop for RaisedLimit {
     }
 }
 
-/// What file a descriptor is of; `None`: it is not open. See `fstat(2)`.
+/// File of a descriptor; `None`: it is not open. See `fstat(2)`.
 pub(crate) fn file_of(fd: RawFd) -> Option<(u64, u64)> {
     let mut stat = std::mem::MaybeUninit::<libc::stat>::zeroed();
     // SAFETY: there is room for the answer.

@@ -54,7 +54,7 @@ const LOOK: Duration = Duration::from_millis(20);
 /// How long others wait for room that may: the program may die of what is said at once.
 const MOMENT: Duration = Duration::from_millis(10);
 
-/// What lines on standard error begin with, and the target of records.
+/// Beginning of lines on standard error, and the target of records.
 const NAME: &str = "farheap";
 
 static OUTBOX: PerProcess<Outbox> = PerProcess::new();

@@ -123,7 +123,7 @@ pub(super) fn negotiate(uffd: &OwnedFd, wanted: u64) -> Result<u64, i32> {
     Ok(args.features)
 }
 
-/// What this kernel and machine allow. Refusals are `errno` values.
+/// Abilities of this kernel and machine. Refusals are `errno` values.
 #[non_exhaustive]
 #[derive(Clone, Debug)]
 pub struct Machine {

@@ -36,7 +36,7 @@ impl BusCause {
     }
 }
 
-/// What a SIGBUS says.
+/// Fields of a SIGBUS.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BusFault {
     /// The address that it is about.

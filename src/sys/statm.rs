@@ -48,7 +48,7 @@ impl Statm {
         self.look().map(|(_, of_files)| of_files)
     }
 
-    /// What is resident, and what of it belongs to files or is shared.
+    /// Resident bytes, and the part of them that belongs to files or is shared.
     fn look(&self) -> Option<(ByteCount, ByteCount)> {
         // A process without its first thread, which has ended before others, has no memory by this file.
         let of_process = Statm::read(&self.0).filter(|(resident, _)| resident.0 > 0);

@@ -19,7 +19,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// What became of some bytes.
+/// Outcome of writing some bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sent {
     /// This number of bytes, the first ones, are written.
@@ -67,7 +67,7 @@ impl AsFd for Target {
     }
 }
 
-/// What is written to now; `None`: nothing, for what was standard error is not open any more.
+/// Present destination of messages; `None`: nothing, for what was standard error is not open any more.
 fn target() -> Option<Target> {
     let kept = KEPT.get()?.as_ref()?;
     let is_it = |fd: &RawFd| file_of(*fd) == Some(kept.file);

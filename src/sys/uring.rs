@@ -27,7 +27,7 @@ pub(crate) struct Ring {
     ring: Private<IoUring>,
 }
 
-/// What became of one entry.
+/// Outcome of one entry.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Outcome {
     /// The tag it was pushed with.
@@ -119,7 +119,7 @@ impl Ring {
     }
 
     /// # Safety
-    /// What the entry refers to stays valid until its outcome has been taken.
+    /// The memory that the entry refers to stays valid until its outcome has been taken.
     unsafe fn push(&mut self, entry: &squeue::Entry) {
         // SAFETY: passed on to the caller.
         let pushed = unsafe { self.ring.submission().push(entry) };

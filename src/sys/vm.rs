@@ -700,7 +700,7 @@ pub(crate) unsafe fn copy_checked(from: usize, to: *mut u8, len: usize) -> bool 
     copied == len as isize
 }
 
-/// What was in the way of dropping memory, and was overcome.
+/// Obstacle to dropping memory that was overcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Met {
     Nothing,

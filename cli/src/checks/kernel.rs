@@ -196,7 +196,7 @@ pub(super) fn nodes(nodes: &[Node], config: Option<&Config>) -> Check {
     }
 }
 
-/// What tables take of the configured limit.
+/// Part of the configured limit that tables take.
 pub(super) fn tables(config: &Config) -> Check {
     const NAME: &str = "tables";
     let region = config.region();

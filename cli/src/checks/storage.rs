@@ -128,7 +128,7 @@ fn device_checks(path: &Path, found: &Device, config: Option<&Config>) -> Vec<Ch
     checks
 }
 
-/// What the device is, its size and its blocks.
+/// Kind, size and blocks of the device.
 fn identity(path: &Path, found: &Device, config: Option<&Config>) -> Check {
     const NAME: &str = "device";
     let kind = match found.kind {

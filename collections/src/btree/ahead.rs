@@ -34,7 +34,7 @@ impl<K: Ord, V> FarBTreeMap<K, V> {
     }
 }
 
-/// What is known of the units of a tree without touching them.
+/// Record of a tree's units, kept without touching them.
 struct Units<'a> {
     collective: &'a Collective,
     /// For each height at which a subtree fills a page at most, the pairs of such a subtree.

@@ -77,7 +77,7 @@ impl<K: Ord, V> FarBTreeMap<K, V> {
     }
 }
 
-/// What makes the nodes of a map that is built.
+/// Maker of the nodes of a map that is built.
 struct Builder<'a> {
     collective: &'a Arc<Collective>,
     strategy: TreeStrategy,

@@ -97,7 +97,7 @@ impl<K: Ord, V> FarLeveledMap<K, V> {
 /// Pairs of a leveled map in key order.
 pub struct LevelIter<'a, K, V> {
     map: &'a FarLeveledMap<K, V>,
-    /// What is left of each node on the path, root first.
+    /// The rest of each node on the path, root first.
     open: Vec<slice::Iter<'a, Node<K, V>>>,
     keys: &'a [K],
     values: &'a [V],

@@ -57,7 +57,7 @@ pub(super) fn directory<K, V>(
     Some(counts.into_iter().skip(1).collect())
 }
 
-/// What it costs to bring in a page, or to write one back.
+/// Cost of bringing in a page, or to write one back.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FaultCost {
     /// Nanoseconds for a page, whatever its size.
@@ -122,7 +122,7 @@ fn fault_ns(collective: Arc<Collective>) -> Result<f64, AllocError> {
     Ok((0..ROUNDS).map(|_| probe(PROBES)).fold(f64::INFINITY, f64::min))
 }
 
-/// What a map will hold and be asked for.
+/// Expected content and use of a map.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Usage {
     /// Pairs in the map.
@@ -150,9 +150,9 @@ pub struct LevelPlan {
     /// Page cache of those levels above the leaves that are far; added to that of the leaves when
     /// both have pages of one size and live in one collective.
     pub directory_cache: ByteCount,
-    /// What the model expects of an operation, in nanoseconds.
+    /// Expected time of an operation, in nanoseconds.
     pub op_ns: f64,
-    /// What the model expects an operation to read and write, in bytes.
+    /// Bytes that an operation is expected to read and write.
     pub op_bytes: f64,
 }
 

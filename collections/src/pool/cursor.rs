@@ -253,7 +253,7 @@ impl<'t> Cursor<'t> {
         Ok(false)
     }
 
-    /// What was copied as the leaf is the parent; returns the slot of the child on the way.
+    /// Goes on with the copied leaf as the parent; returns the slot of the child on the way.
     fn descend_from(&mut self, seen: PageVersion, seek: Seek) -> usize {
         let size = self.leaf.len();
         let [low, high] = match &self.parent {

@@ -25,7 +25,7 @@ impl Open {
     }
 }
 
-/// What the level above is to note of a node that was closed.
+/// Entry of a closed node for the level above.
 struct Named {
     from: Vec<u8>,
     child: Child,

@@ -220,7 +220,7 @@ fn first_sharing<B: Bytes>(bytes: B) -> Option<usize> {
 /// For what was read of a node that is held.
 const WHOLE: &str = "a node is whole";
 
-/// What an inner node says of a child: its page, and the stamp that the child must bear.
+/// An inner node's entry for a child: its page, and the stamp that the child must bear.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Child {
     pub(super) page: u64,

@@ -16,12 +16,12 @@ impl Running {
     }
 }
 
-/// What a block of `size` bytes takes in a cache.
+/// Bytes that a block of `size` bytes takes in a cache.
 fn kept(size: usize) -> usize {
     thread_cache::magazine::class_size(layout(size, 8)).expect("caches keep this size")
 }
 
-/// What the calling thread's caches keep of large blocks.
+/// Large blocks that the calling thread's caches keep.
 fn large_bytes(running: &Running, placement: Placement) -> usize {
     match placement {
         Placement::Local => thread_cache::access_local().map_or(0, |mut cache| cache.large_bytes()),

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// What freed memory is kept for in these tests: longer than they take.
+/// Time for which freed memory is kept in these tests: longer than they take.
 const LONG: Duration = Duration::from_secs(1000);
 
 fn options() -> FarArenasOptions {

@@ -1,6 +1,6 @@
 //! Allowance: one bound on what all threads of a tier keep of freed memory.
 //!
-//! What a thread keeps is charged like any memory. With a bound per thread alone, enough threads
+//! Blocks that a thread keeps are charged like any memory. With a bound per thread alone, enough threads
 //! keep more than the limit, and freed data is evicted and written: 64 threads with 3 MiB of live data under
 //! 32 MiB wrote 245 MiB in 6 s. So a cache's caches begin with
 //! room for nothing and get more in steps, from a common [`Allowance`], which is asked only when a
@@ -14,7 +14,7 @@
 
 use crate::base::sync::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
-/// What all caches of a tier may keep, in bytes.
+/// Bytes that all caches of a tier may keep.
 pub(in crate::heap) struct Allowance {
     total: AtomicUsize,
     taken: AtomicUsize,
@@ -39,7 +39,7 @@ impl Allowance {
         }
     }
 
-    /// What each cache may have when all is taken.
+    /// Bytes of each cache when all is taken.
     pub(super) fn share(&self) -> usize {
         self.total() / self.holders.load(Relaxed).max(1)
     }

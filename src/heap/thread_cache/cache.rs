@@ -41,7 +41,7 @@ pub(in crate::heap) struct ThreadCache {
     /// flushed for that.
     seen: AtomicU64,
     flushed: AtomicU64,
-    /// What all caches may keep, and what this one may.
+    /// Allowance of all caches, and of this one.
     allowance: &'static Allowance,
     part: Part,
     /// The process whose memory the cache keeps; `None`: a forked child has that memory, too.
@@ -66,7 +66,7 @@ struct Contents {
     /// That cache, from when it is first used until the thread is idle: one takes 33 KiB, and a thousand threads
     /// of four tiers would have 130 MiB of empty ones.
     explicit: Option<Cache>,
-    /// What goes through `explicit` at present.
+    /// Sizes that go through `explicit` at present.
     cached: Cached,
     /// The cache's arena, through `explicit` if there is one.
     flags: Flags,
@@ -84,7 +84,7 @@ enum Cached {
     UpTo(usize),
 }
 
-/// What jemalloc's cache can hold of objects up to [`magazine::SMALL_MAX`], and of those up to
+/// Number that jemalloc's cache can hold of objects up to [`magazine::SMALL_MAX`], and of those up to
 /// [`CACHED_SIZE`]: sums over its classes of 20 to 200 objects (jemalloc 5.3.1, `tcache.c`).
 const CACHE_BYTES: usize = 5 << 20;
 const CACHE_BYTES_SMALL: usize = 512 << 10;
@@ -93,11 +93,11 @@ const CACHE_BYTES_SMALL: usize = 512 << 10;
 /// keep the largest.
 const LARGE_SHARE: usize = 2;
 
-/// What goes through jemalloc's cache where there is no allowance for more, in bytes: for small
+/// Sizes that go through jemalloc's cache where there is no allowance for more, in bytes: for small
 /// objects the arena's locks are most of the price.
 const CACHED_SIZE: usize = 1 << 10;
 
-/// What a cache returns when it is flushed.
+/// Blocks that a cache returns when it is flushed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::heap) enum Flush {
     All,

@@ -35,7 +35,7 @@ pub(in crate::heap) fn processors() -> u32 {
     })
 }
 
-/// What all caches may keep on this machine: `few`, and `more` for each processor beyond eight.
+/// Bytes that all caches may keep on this machine: `few`, and `more` for each processor beyond eight.
 pub(in crate::heap) fn suited(few: ByteCount, more: ByteCount) -> ByteCount {
     ByteCount(few.0 + u64::from(processors().saturating_sub(PROCESSORS_FEW)) * more.0)
 }
@@ -81,7 +81,7 @@ impl ThreadCaches {
         self.allowance.set_total(bytes.as_usize());
     }
 
-    /// What all caches together have room for at the moment: they keep no more than that.
+    /// Bytes that all caches together have room for at the moment: they keep no more than that.
     pub(in crate::heap) fn room(&self) -> ByteCount {
         ByteCount(self.allowance.taken() as u64)
     }

@@ -34,7 +34,7 @@ impl OfTier {
     }
 }
 
-/// What a thread knows of its caches; see the module's documentation.
+/// A thread's record of its caches; see the module's documentation.
 struct Current {
     /// By the tier's slot.
     far: [OfTier; TIERS_MAX],

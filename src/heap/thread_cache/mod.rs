@@ -1,4 +1,4 @@
-//! What one thread keeps of freed memory for its next allocations: a [`ThreadCache`], one of far memory
+//! Freed memory that one thread keeps for its next allocations: a [`ThreadCache`], one of far memory
 //! and one of large local blocks.
 //!
 //! `current` knows the calling thread's caches. `cache` is one thread's cache, `caches` all of a tier;

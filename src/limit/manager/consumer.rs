@@ -1,9 +1,9 @@
-//! What the manager asks of consumers: to give their memory back.
+//! The manager's request to consumers: to give their memory back.
 
 use crate::base::units::ByteCount;
 use crate::limit::donation::Donation;
 
-/// What freeing bytes may cost, cheapest first.
+/// Cost of freeing bytes, cheapest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Effort {
     /// Memory that holds nothing.

@@ -19,7 +19,7 @@ struct Kept {
 }
 
 impl Shared {
-    /// What the floors of others keep from a consumer. They need their tables beside what their
+    /// Bytes that the floors of others keep from a consumer. They need their tables beside what their
     /// floors protect.
     fn kept_from(&self, asking: &Arc<Member>) -> Kept {
         let mut kept = Kept::default();

@@ -30,7 +30,7 @@ pub(super) struct Member {
     pub(super) counts: ConsumerCounts,
 }
 
-/// What a consumer's owner wants it to have, in bytes.
+/// Wishes of a consumer's owner, in bytes.
 pub(super) struct Wishes {
     pub(super) floor: AtomicU64,
     /// Its floor is never less: what it needs to work.
@@ -89,7 +89,7 @@ impl Member {
         ByteCount(missing)
     }
 
-    /// What gives its memory back, unless it has panicked before.
+    /// Reclaimer of its memory, unless it has panicked before.
     pub(super) fn reclaimer(&self) -> Option<Arc<dyn Reclaim>> {
         if self.broken.load(Ordering::Acquire) {
             return None;

@@ -70,7 +70,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// What the memory was for that a lower limit has not found.
+/// Purpose of the memory that a lower limit has not found.
 const NEW_LIMIT: &str = "the new limit";
 
 /// See the module's documentation.

@@ -1,9 +1,9 @@
-//! What a manager tells its host about pressure.
+//! A manager's reports to its host about pressure.
 
 use crate::base::units::ByteCount;
 use std::sync::Arc;
 
-/// What the host is told about memory pressure.
+/// Report to the host about memory pressure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Pressure {
@@ -36,7 +36,7 @@ pub enum Pressure {
         /// Bytes that were not charged.
         bytes: ByteCount,
     },
-    /// What consumers hold has been above the limit for a second, because memory was counted that
+    /// Memory of consumers has been above the limit for a second, because memory was counted that
     /// exists already and cannot be evicted, such as local memory. Told again only after it has
     /// been below the limit.
     Over {

@@ -1,4 +1,4 @@
-//! What the manager, the accounts and the background thread share.
+//! State shared by the manager, the accounts and the background thread.
 
 use crate::base::error::{Error, Result};
 use crate::base::local::keep_local;
@@ -34,7 +34,7 @@ pub(super) const BRIEFLY: Duration = Duration::from_millis(1);
 /// Told about pressure; called without locks, must not block.
 pub(super) type OnPressure = dyn Fn(Pressure) + Send + Sync;
 
-/// What the manager, its accounts and its thread share.
+/// State shared by the manager, its accounts and its thread.
 pub(super) struct Shared {
     pub(super) budget: Arc<Budget>,
     /// Held while the limit or a floor changes, and while shares are worked out and applied:
@@ -53,19 +53,19 @@ pub(super) struct Shared {
     pub(super) bell: Bell,
 }
 
-/// What the host has registered.
+/// Callbacks that the host has registered.
 pub(super) struct Host {
     pub(super) spill: Ranked<Option<Weak<dyn Spill>>>,
     pub(super) on_pressure: OnceLock<Box<OnPressure>>,
 }
 
-/// What one thread does at a time.
+/// Work of one thread at a time.
 pub(super) struct Turns {
     pub(super) gathering: Turn,
     pub(super) resizing: Turn,
 }
 
-/// What the background thread waits for.
+/// Reason for which the background thread waits.
 #[derive(Debug, Default)]
 pub(super) struct Bell {
     is_over: AtomicBool,
@@ -190,7 +190,7 @@ impl Shared {
         ByteCount(floors.fold(0, u64::saturating_add))
     }
 
-    /// What nobody but the others can have.
+    /// Bytes that only the others can have.
     pub(super) fn floors_of_others(&self, member: &Member) -> ByteCount {
         ByteCount(self.floors().0.saturating_sub(member.floor().0))
     }

@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 /// Memory beyond the limit for temporary data: pages of it come and go by themselves.
 ///
 /// # Safety
-/// What [`allocate`](Spill::allocate) returns is memory of `len` bytes, aligned to 4,096, that
+/// The result of [`allocate`](Spill::allocate) is memory of `len` bytes, aligned to 4,096, that
 /// nobody else uses and that can be read and written until it is freed.
 pub unsafe trait Spill: Send + Sync {
     /// Reserves `len` bytes of evictable memory.

@@ -103,7 +103,7 @@ for_consumer_stats!(statistics (
     pub struct ConsumerStats;
 ));
 
-/// What a manager counts.
+/// Counters of a manager.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     /// Bytes, by effort.
@@ -117,7 +117,7 @@ pub(super) struct Counts {
     pub(super) held_max: AtomicU64,
 }
 
-/// What a manager counts of one consumer.
+/// Counters of one consumer.
 #[derive(Debug, Default)]
 pub(super) struct ConsumerCounts {
     /// Bytes reclaimed from it.

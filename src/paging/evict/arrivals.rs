@@ -129,14 +129,14 @@ impl Residents {
 /// data is given up as well, only slowly, and it shows whether it still comes back.
 const AGEING: u64 = 8;
 
-/// What arrives is read in order while at least 1/ORDERED_PART of it came ahead of its fault: of reads at
+/// Arrivals count as read in order while at least 1/ORDERED_PART of it came ahead of its fault: of reads at
 /// random 1 in 30 does, of a scan what the device has read before the reader gets there.
 const ORDERED_PART: u64 = 8;
 
 /// Which pages arrive: read from the device, or fresh.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Arrivals {
-    /// What had come in at the last look.
+    /// Arrivals at the last look.
     before: Arrived,
     /// Pages that arrived lately.
     filled: u64,
@@ -169,7 +169,7 @@ impl Arrivals {
     /// Whether `want` of the policy's pages should make room, not a chunk of `chunk` pages: what arrives is
     /// read in order, or what was fresh comes back more than what was read (`fresh_return`).
     ///
-    /// What is read at random is needed again at random: while its likes made room, a hot set of 300 MiB that
+    /// Pages read at random are needed again at random: while its likes made room, a hot set of 300 MiB that
     /// had left with its chunks got back one page in eight that were read, and fresh data that nobody came
     /// back for kept the rest of the limit.
     pub(super) fn policy_goes_first(&mut self, want: u64, chunk: u64, fresh_return: bool) -> bool {

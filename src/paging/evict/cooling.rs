@@ -1,4 +1,4 @@
-//! What becomes of frames that have cooled, and of those that another hand took the page from.
+//! Decisions about frames that have cooled, and about those whose page another hand took.
 
 use crate::base::units::SlotId;
 use crate::paging::evict::Evictor;

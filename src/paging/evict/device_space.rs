@@ -27,7 +27,7 @@ const DISCARD_BYTES_MAX: usize = 4 << 20;
 /// Minimum number of bytes of one discard beside faults and at the end: 64 KiB take 0.16 ms, 4 MiB 0.7.
 pub(super) const LONG_BYTES: usize = 1 << 20;
 
-/// What the evictor knows of freed space.
+/// The evictor's record of freed space.
 #[derive(Debug)]
 pub(super) struct DeviceSpace {
     /// Pages that had been read and written when it looked last.

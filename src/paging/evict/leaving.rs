@@ -1,4 +1,4 @@
-//! What is on its way out of a region.
+//! Pages on their way out of a region.
 
 use crate::base::units::{PageId, SlotId};
 use crate::paging::page::word::FrameId;

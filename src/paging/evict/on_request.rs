@@ -1,4 +1,4 @@
-//! What others ask of the evictor, and what it does when nobody does.
+//! Requests to the evictor, and its work when there are none.
 
 use crate::base::deadline::Deadline;
 use crate::base::units::PageId;

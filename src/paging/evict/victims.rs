@@ -20,7 +20,7 @@ const RUN_BYTES_MAX: usize = HUGE_PAGE;
 /// then what they hold is most probably older than what the policy knows.
 const OPEN_PART: u64 = 8;
 
-/// What came of an attempt to evict a chunk whole.
+/// Outcome of an attempt to evict a chunk whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Chunkwise {
     /// It cools.

@@ -65,7 +65,7 @@ pub(super) struct Probe {
     pub(super) frame: FrameId,
 }
 
-/// What the device is given, and has been.
+/// Writes to come, and writes under way.
 pub(in crate::paging) struct WriteBack {
     pub(super) pager: Arc<Pager>,
     pub(super) queue: Box<dyn Queue>,

@@ -203,7 +203,7 @@ pub(in crate::paging) fn take_filled(
 /// tells the policy whether the page is used.
 ///
 /// # Errors
-/// What became of the fault when the kernel refused: the page is on the store again, or lost.
+/// Outcome of a fault when the kernel refused: the page is on the store again, or lost.
 pub(in crate::paging) fn map_fill(
     pager: &Pager,
     frame: FrameId,

@@ -43,7 +43,7 @@ impl Handler {
     /// Prepares a handler: all the memory it will ever use.
     ///
     /// # Errors
-    /// What the store says when it is asked for a queue.
+    /// The store's error when it is asked for a queue.
     pub(in crate::paging) fn new(
         pager: Arc<Pager>,
         index: usize,

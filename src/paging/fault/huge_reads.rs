@@ -9,7 +9,7 @@
 //!   Stored x n --start--> Filling, in one run --read, checked--> held --fault--> MOVE of all, Resident
 //!                                    '-- one fails, or is discarded --> page by page
 //! ```
-//! What was read for a stream is *held*, not mapped, until a thread faults on it: that fault tells
+//! Pages read for a stream are *held*, not mapped, until a thread faults on it: that fault tells
 //! where the reader is, which is when more is asked for, and what is never used is not mapped. No
 //! thread that waits for a page of it is held up: a fault on a chunk that has been read maps it.
 //!
@@ -45,7 +45,7 @@ struct Chunk {
     hold: Option<Instant>,
 }
 
-/// What became of a chunk that was to be read.
+/// Outcome of reading a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ChunkStart {
     Started,

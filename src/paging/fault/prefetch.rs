@@ -13,7 +13,7 @@ use crate::paging::pager::Pager;
 use crate::paging::readahead::{FaultOn, PrefetchRun, Window};
 use std::sync::Arc;
 
-/// What to read ahead after a fault on a page.
+/// Pages to read ahead after a fault on a page.
 pub(in crate::paging) fn next_window(pager: &Pager, page: PageId, on: FaultOn) -> Option<Window> {
     let chunk = if pager.reads_chunks() { pager.pages_per_chunk() } else { 1 };
     let is_stored = |page: u64| {
@@ -22,7 +22,7 @@ pub(in crate::paging) fn next_window(pager: &Pager, page: PageId, on: FaultOn) -
     pager.readahead().after_fault(page, on, pager.budget().limit(), chunk, &is_stored)
 }
 
-/// What one handler prefetches.
+/// Pages that one handler prefetches.
 pub(super) struct Prefetch {
     pager: Arc<Pager>,
     /// The run that it has taken from the region's queue, and has not accepted all of.

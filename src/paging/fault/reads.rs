@@ -102,7 +102,7 @@ impl Finished {
     }
 }
 
-/// What a handler knows about a frame that it reads into.
+/// A handler's record of a frame that it reads into.
 #[derive(Clone, Copy, Debug)]
 struct FrameRead {
     /// The frame is this handler's.
@@ -208,7 +208,7 @@ impl Reads {
     /// the memory that it will ever use.
     ///
     /// # Errors
-    /// What the store says.
+    /// The store's error.
     pub(super) fn new(pager: Arc<Pager>, index: usize) -> Result<Reads> {
         let mut queue = pager.slots().store().open_queue(DEPTH)?;
         queue.watch(pager.mapper().raw_fd())?;

@@ -173,7 +173,7 @@ fn starve_in_thread(pager: &Pager, page: PageId, since: &mut Option<(Stopwatch, 
 }
 
 /// Reads and installs a page before it is touched, if it is on the store and there is a frame.
-/// What is in the way shows itself at the touch.
+/// Obstacles show themselves at the touch.
 pub(in crate::paging) fn fetch(pager: &Pager, page: PageId) {
     let word = pager.word(page).load();
     if word.state() == State::Stored {

@@ -29,7 +29,7 @@ pub(in crate::paging) const WAITING_MAX: usize = 4096;
 /// Faults of one handler that wait, and those that it has just read.
 pub(in crate::paging) const FAULTS_HELD_MAX: usize = WAITING_MAX + FAULTS_MAX;
 
-/// What kind of room a fault needs.
+/// Kind of room that a fault needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::paging) enum RoomClass {
     /// Room for a page that the device or a frame holds.

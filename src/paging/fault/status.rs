@@ -1,6 +1,6 @@
-//! What became of a fault, and for what a page is brought in: words that all of `fault` uses.
+//! Outcomes of faults, and reasons to bring a page in: words that all of `fault` uses.
 
-/// What became of a fault.
+/// Outcome of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::paging) enum FaultStatus {
     /// Its page is mapped, or the thread was told to fault again.

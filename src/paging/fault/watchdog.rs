@@ -29,7 +29,7 @@ const RUNNING_DEADLINES: u32 = 4;
 /// How often to look while nothing is read.
 const IDLE: Duration = Duration::from_millis(100);
 
-/// What is known of the reads into the frames.
+/// Record of the reads into the frames.
 #[derive(Debug)]
 pub(in crate::paging) struct Watchdog {
     pager: Arc<Pager>,

@@ -40,7 +40,7 @@ struct Waiting {
     fault: Fault,
     /// When its event was read.
     arrived: Instant,
-    /// What it waits for, and since when.
+    /// The wait's reason and its beginning.
     why: FaultStatus,
     term: Term,
 }
@@ -67,7 +67,7 @@ impl Work {
     /// Prepares all the memory that the handler will ever use.
     ///
     /// # Errors
-    /// What the store says when it is asked for a queue.
+    /// The store's error when it is asked for a queue.
     pub(super) fn new(pager: Arc<Pager>, index: usize) -> Result<Work> {
         Ok(Work {
             index,

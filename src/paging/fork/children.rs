@@ -44,7 +44,7 @@ impl Birth {
         Ok(Birth { hold, alive: Private::new(reader), end: writer })
     }
 
-    /// What the child keeps open for as long as it may read slots.
+    /// Kept open by the child for as long as it may read slots.
     pub(super) fn into_end(self) -> OwnedFd {
         self.end
     }

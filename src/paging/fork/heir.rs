@@ -18,7 +18,7 @@
 //! A *layer* is a store with its slots: layer 0 is that of the process that made the region, the last one
 //! the child's own; those between are of the processes by which they are related.
 //!
-//! What a descriptor is worth in a forked child is the program's to say: it may close all. So the thread
+//! The program decides about descriptors in a forked child: it may close all. So the thread
 //! has a table of descriptors of its own.
 //!
 //! # Invariants
@@ -47,7 +47,7 @@ use std::sync::Arc;
 /// See [module](self).
 #[derive(Debug)]
 pub(super) struct Heir {
-    /// What the region was when the first of the line was forked: only read.
+    /// The region as it was when the first of the line was forked: only read.
     pub(super) pager: Arc<Pager>,
     entries: Arc<LazyArray<AtomicU64>>,
     /// From layer 1 on.
@@ -65,7 +65,7 @@ pub(super) struct Heir {
 }
 
 impl Heir {
-    /// What a child that was just forked has inherited. `end` is its end of the pipe by which its parent
+    /// The inheritance of a child that was just forked. `end` is its end of the pipe by which its parent
     /// knows that it is alive.
     ///
     /// # Errors
@@ -146,7 +146,7 @@ impl Heir {
         self.layers.last().filter(|_| self.has_own).map(|own| &**own)
     }
 
-    /// What it leaves, in a child of this one, which has been forked while the thread stood still.
+    /// Its own legacy, in a child of this one, which has been forked while the thread stood still.
     pub(super) fn legacy(&self) -> Legacy {
         // They were this process's alone; now they are shared.
         for page in self.queue.lock().drain(..) {
@@ -164,7 +164,7 @@ impl Heir {
 
     // Pages.
 
-    /// What is known of a page, by this process or by the words that it inherited.
+    /// State of a page, known to this process or by the words that it inherited.
     pub(super) fn entry(&self, page: PageId) -> Entry {
         // Relaxed: changed by the heir's thread only.
         let entry = Entry::from_bits(self.entries[page.as_usize()].load(Ordering::Relaxed));
@@ -175,7 +175,7 @@ impl Heir {
         self.entries[page.as_usize()].store(entry.bits(), Ordering::Relaxed);
     }
 
-    /// What the words say.
+    /// State of a page by the inherited words.
     fn inherited(&self, page: PageId) -> Entry {
         let word = self.pager.word(page).load();
         match word.state() {

@@ -70,7 +70,7 @@ fn serve(heir: Arc<Heir>, begun: Sender<Result<()>>) {
     diagnostics::fatal("inherited far memory cannot be served any more", &error)
 }
 
-/// What the thread of an heir works with.
+/// State of an heir's thread.
 struct Server {
     heir: Arc<Heir>,
     uffd: Uffd,

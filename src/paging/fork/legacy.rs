@@ -1,4 +1,4 @@
-//! What a process leaves to a child of its far memory, and which descriptors that rests on.
+//! The far memory that a process leaves to a child, and the descriptors that it rests on.
 
 use crate::base::error::Result;
 use crate::base::sync::AtomicU64;
@@ -36,7 +36,7 @@ impl Needed {
     }
 }
 
-/// What a process has of a region, and leaves to a child.
+/// A process's part of a region, which it leaves to a child.
 pub(super) struct Legacy {
     pub(super) pager: Arc<Pager>,
     pub(super) entries: Arc<LazyArray<AtomicU64>>,
@@ -47,7 +47,7 @@ pub(super) struct Legacy {
 }
 
 impl Legacy {
-    /// What the process that made a region leaves.
+    /// The legacy of the process that made a region.
     ///
     /// # Errors
     /// When there is no address space for it.

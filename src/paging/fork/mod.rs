@@ -58,7 +58,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 const CANNOT_USE: &str = "a forked child cannot use far memory; touching it is SIGSEGV";
 const INHERITED: &str = "inherited far memory";
 
-/// What a child inherits of this process, or must not have.
+/// A child's inheritance from this process, and the rest that it must not have.
 #[derive(Debug)]
 enum Part {
     /// A region that this process made.
@@ -140,7 +140,7 @@ extern "C" fn before() {
     UNDER_WAY.store(Box::into_raw(under_way), Ordering::Relaxed);
 }
 
-/// What [`before`] has begun, in either process.
+/// A fork that [`before`] has begun, in either process.
 fn under_way() -> UnderWay {
     let under_way = UNDER_WAY.swap(ptr::null_mut(), Ordering::Relaxed);
     assert!(!under_way.is_null(), "a fork ends that has begun");

@@ -1,4 +1,4 @@
-//! What a region knows of the children that inherit it.
+//! A region's record of the children that inherit it.
 
 use crate::base::gate::Gate;
 use crate::paging::fork::children::Children;
@@ -9,7 +9,7 @@ use crate::store::Inherited;
 pub(in crate::paging) struct ForkState {
     gate: Gate,
     children: Children,
-    /// What a child needs of the store; `None`: children have no part in the region.
+    /// The store's part for a child; `None`: children have no part in the region.
     inherited: Option<Inherited>,
     /// See [`why_not`](Self::why_not).
     why_not: Option<&'static str>,

@@ -21,7 +21,7 @@
 
 use crate::base::sync::{AtomicU64, Ordering, fence};
 
-/// What a chunk is.
+/// State of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub(crate) enum Phase {

@@ -1,4 +1,4 @@
-//! What is known of the content of a staging frame while a page word names the frame.
+//! The record of a staging frame's content, kept while a page word names the frame.
 //!
 //! A page's word has room for the frame only; page and slot stand in the frame's [`FrameMeta`], and so
 //! does the [`FrameOutcome`] by which one hand tells another that it is done with the frame.
@@ -25,7 +25,7 @@
 use crate::base::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::base::units::{PageId, SlotId};
 
-/// What became of a frame's content once its page left `Cooling` or `Writing` by another hand
+/// Outcome of a frame's content once its page left `Cooling` or `Writing` by another hand
 /// than the evictor's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
@@ -38,7 +38,7 @@ pub(crate) enum FrameOutcome {
     Dropped = 2,
 }
 
-/// What is known of a frame's content.
+/// The record of a frame's content.
 #[derive(Debug, Default)]
 pub(crate) struct FrameMeta {
     page: AtomicU64,

@@ -25,9 +25,9 @@ const FRAMES: usize = 3;
 const SLOTS: usize = 4;
 const THREADS: usize = 4;
 const PAGE: PageId = PageId(7);
-/// What nobody may ever read.
+/// Content that must never be read.
 const GARBAGE: u32 = 0xBAD;
-/// What a touch of a lost page comes to.
+/// Result of touching a lost page.
 const LOST: u32 = 0x105;
 
 #[derive(Clone, Copy, Debug)]
@@ -75,7 +75,7 @@ struct Evictor {
     rescue: Option<Rescue>,
 }
 
-/// What becomes of a rescue.
+/// Outcome of a rescue.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Rescue {
     Works,
@@ -83,7 +83,7 @@ enum Rescue {
     Refused,
 }
 
-/// What an access does.
+/// Kind of an access.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Access {
     Read,

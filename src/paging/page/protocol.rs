@@ -56,7 +56,7 @@ pub(crate) fn copy_out(word: &PageWord, seen: Word) -> Result<(), Word> {
     word.try_change(seen, Word::moving(None))
 }
 
-/// What became of a fill whose read is over.
+/// Outcome of a fill whose read is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Filled {
     /// The page is `Moving`; install the frame. With `wanted` somebody waits for it: wake.
@@ -87,7 +87,7 @@ pub(crate) fn want(word: &PageWord, filling: Word) -> bool {
     filling.wanted() || word.try_change(filling, filling.with_wanted(true)).is_ok()
 }
 
-/// What a discard of one page comes to.
+/// Outcome of discarding one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Discard {
     /// Nothing is left to do: the page is empty, or who finishes its I/O makes it so.
@@ -137,10 +137,10 @@ pub(crate) fn discard<'a>(
     }
 }
 
-/// What the evictor has found a cooled page's content to be.
+/// Verdict of the evictor on a cooled page's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Content {
-    /// What the slot holds.
+    /// Equal to the slot.
     Clean(SlotId),
     Zero,
     Dirty,
@@ -157,7 +157,7 @@ pub(crate) fn cooled(word: &PageWord, frame: FrameId, content: Content) -> bool 
     word.try_change(Word::cooling(frame), to).is_ok()
 }
 
-/// What became of a page while it was being written.
+/// Outcome of a page's write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Written {
     /// Nothing: it is what the caller wanted.
@@ -198,7 +198,7 @@ fn end_write(word: &PageWord, frame: FrameId, to: Word) -> Written {
     }
 }
 
-/// What there is to do about a frame that lingers.
+/// Next step for a frame that lingers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Linger {
     /// The taker is still at work.

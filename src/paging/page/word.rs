@@ -42,7 +42,7 @@ use crate::base::sync::{AtomicU64, Ordering};
 use crate::base::units::SlotId;
 use std::fmt;
 
-/// What a page is, as drawn in the module's docs.
+/// State of a page, as drawn in the module's docs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum State {

@@ -98,7 +98,7 @@ impl FramePool {
         &self.staging
     }
 
-    /// What is charged, and may be.
+    /// Bytes charged, and the limit.
     pub(in crate::paging) fn budget(&self) -> &Budget {
         &self.budget
     }
@@ -144,7 +144,7 @@ impl FramePool {
 
     // Frames with their charge.
 
-    /// What fills leave of the limit. Evicting by copy needs a frame before it frees a page.
+    /// Bytes of the limit that fills leave free. Evicting by copy needs a frame before it frees a page.
     pub(in crate::paging) fn headroom(&self) -> ByteCount {
         const PAGES: u64 = 8;
         if self.moves.evict { ByteCount::ZERO } else { ByteCount(PAGES * self.page_size().0) }
@@ -223,7 +223,7 @@ impl FramePool {
         Some(frame)
     }
 
-    /// What of the limit pages without a slot cannot have.
+    /// Bytes of the limit that pages without a slot cannot have.
     pub(in crate::paging) fn reserve(&self) -> ByteCount {
         let high = self.watermarks.high();
         ByteCount(high.max(self.headroom().0 + 2 * self.page_size().0))

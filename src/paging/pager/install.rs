@@ -235,7 +235,7 @@ pub(in crate::paging) fn not_mapped(
     }
 }
 
-/// What takes the memory of the limit now.
+/// Holders of the limit's memory now.
 pub(in crate::paging) fn no_room(pager: &Pager) -> diagnostics::NoRoom {
     diagnostics::NoRoom {
         limit: pager.budget().limit(),

@@ -112,7 +112,7 @@ impl Mapper {
         self.has_forked.store(true, Ordering::Relaxed);
     }
 
-    /// What drops memory, for others who have some to drop.
+    /// The dropper of memory, for others who have some to drop.
     pub(super) fn discarder(&self) -> Arc<Discarder> {
         Arc::clone(&self.discarder)
     }

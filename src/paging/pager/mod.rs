@@ -65,7 +65,7 @@ use crate::sys::signals::FaultLock;
 use crate::sys::vm::KERNEL_PAGE;
 use std::sync::Arc;
 
-/// What the threads of one region share.
+/// State that the threads of one region share.
 #[derive(Debug)]
 pub(crate) struct Pager {
     table: PageTable,
@@ -148,7 +148,7 @@ impl Pager {
         &self.chunks
     }
 
-    /// What will be touched next.
+    /// Predictor of the next touches.
     pub(in crate::paging) fn readahead(&self) -> &Readahead {
         &self.readahead
     }
@@ -163,12 +163,12 @@ impl Pager {
         self.pool.moves().evict && !self.mapper.is_in_thread() && self.frames().has_small_runs()
     }
 
-    /// What the policy knows.
+    /// The policy's records.
     pub(in crate::paging) fn policy(&self) -> &FaultLock<Residents> {
         &self.policy
     }
 
-    /// What describes pages and slots.
+    /// Tables of pages and slots.
     pub(in crate::paging) fn tables(&self) -> &Tables {
         &self.tables
     }
@@ -196,7 +196,7 @@ impl Pager {
         self.pool.waiters().starved()
     }
 
-    /// What is mapped.
+    /// Record of the mappings.
     pub(in crate::paging) fn mapper(&self) -> &Mapper {
         &self.mapper
     }
@@ -210,7 +210,7 @@ impl Pager {
         &self.counters
     }
 
-    /// What fails at the moment, and whether the region stops.
+    /// Present failures, and whether the region stops.
     pub(in crate::paging) fn health(&self) -> &Health {
         &self.health
     }
@@ -233,7 +233,7 @@ impl Pager {
         self.mapper.serves_kernel_faults()
     }
 
-    /// What the region knows of children that inherit it.
+    /// Record of the children that inherit the region.
     pub(in crate::paging) fn fork(&self) -> &ForkState {
         &self.fork
     }

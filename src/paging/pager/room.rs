@@ -74,13 +74,13 @@ impl Watermarks {
         self.ahead.store(ahead(limit).0.max(high), Ordering::Relaxed);
     }
 
-    /// What fresh pages leave of the limit.
+    /// Bytes of the limit that fresh pages leave free.
     pub(in crate::paging) fn for_fresh(&self) -> ByteCount {
         ByteCount(self.low() / 2).max(self.page)
     }
 }
 
-/// What background eviction keeps available, or on its way out, while it [runs
+/// Bytes that background eviction keeps available, or on its way out, while it [runs
 /// ahead](Watermarks::set_ahead): chunks for the device, one that is being filled, and three eighths
 /// of the limit at most.
 pub(super) fn ahead(limit: ByteCount) -> ByteCount {

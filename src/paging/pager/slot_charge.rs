@@ -1,6 +1,6 @@
 //! The charge of tables that slots need before they are given out.
 //!
-//! What is written to make room needs a slot, so its tables cannot wait for room. Where the limit leaves
+//! A page written to make room needs a slot, so its tables cannot wait for room. Where the limit leaves
 //! none, they are *due*: the frames that are freed next pay for them, before threads that wait for room can
 //! have the memory. Each slot that is used frees a frame, so that the limit never keeps slots from being made.
 

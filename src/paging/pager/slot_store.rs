@@ -25,7 +25,7 @@ pub(in crate::paging) type ContentHash = [u64; 2];
 pub(in crate::paging) struct SlotStore {
     /// Used by nobody else as long as a thread may write to it.
     store: OnlyUser,
-    /// What errors call the store.
+    /// Name of the store in errors.
     name: Arc<str>,
     map: SlotMap,
     page_shift: u32,

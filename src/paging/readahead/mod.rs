@@ -28,7 +28,7 @@ use write_predictor::WritePredictor;
 /// Requests for read-ahead that may wait at the same time; more are dropped.
 const REQUESTS_MAX: usize = 1024;
 
-/// What a program says about its accesses to a range, see
+/// Advice of a program about its accesses to a range, see
 /// [`Region::advise`](crate::paging::region::Region::advise).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Advice {
@@ -73,7 +73,7 @@ pub(in crate::paging) struct PrefetchRun {
     pub(in crate::paging) for_stream: bool,
 }
 
-/// What is known of a region's future accesses. Pages are grouped by chunks of 2 MiB.
+/// Predictions of a region's future accesses. Pages are grouped by chunks of 2 MiB.
 #[derive(Debug)]
 pub(in crate::paging) struct Readahead {
     page_shift: u32,
@@ -118,7 +118,7 @@ impl Readahead {
         self.advice[self.chunk_of(page)].store(advice.encode(), Ordering::Relaxed);
     }
 
-    /// What to read ahead after a fault, where resident memory is limited to `limit` and chunks of
+    /// Pages to read ahead after a fault, where resident memory is limited to `limit` and chunks of
     /// `chunk` pages can be read whole (1: they cannot). `is_stored` says which pages can fault.
     pub(in crate::paging) fn after_fault(
         &self,
@@ -133,7 +133,7 @@ impl Readahead {
         const WINDOW_PAGES_MAX: u64 = 192;
         /// Chunks are a request or two each, however many pages they have.
         const CHUNKS_MAX: u64 = 4;
-        /// What all streams together may have read ahead, as a part of the limit: less than the
+        /// Bytes that all streams together may have read ahead, as a part of the limit: less than the
         /// policy keeps of pages that were not seen used (`evict::policy::tenure`).
         const LIMIT_PART: u64 = 12;
         let streams = self.streams.as_ref()?;

@@ -35,7 +35,7 @@ const MISSED_MAX: u64 = 16;
 /// random faults is as far from the one before as that was from its own: with two distances, 5 % of what
 /// a hash table and a B-tree of twice the memory read was read ahead in vain.
 const CONFIDENT: u8 = 3;
-/// What more of them add: a stream may leave its course once without being looked for anew.
+/// Additional slack of longer streams: a stream may leave its course once without being looked for anew.
 const CONFIDENT_MAX: u8 = CONFIDENT + 1;
 
 /// How far ahead pages may be asked for, in pages.
@@ -49,7 +49,7 @@ pub(super) struct WindowLimits {
     pub(super) chunk: u64,
 }
 
-/// What a fault told to the streams was on.
+/// Place of a fault that the streams were told of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::paging) enum FaultOn {
     /// A page that is on the device only.
@@ -245,7 +245,7 @@ impl Stream {
         Some(Window { first, stride: 1, count, mark: NO_MARK })
     }
 
-    /// What to ask for after a fault that came as expected: a block behind what is asked for
+    /// Pages to ask for after a fault that came as expected: a block behind what is asked for
     /// already, with the mark in front of it. The first time there is nothing in front: the mark
     /// comes last.
     fn advance(

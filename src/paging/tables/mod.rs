@@ -46,7 +46,7 @@ struct Spans {
     chunks_per_block: usize,
 }
 
-/// What is charged of a region's tables.
+/// Charges for a region's tables.
 #[derive(Debug)]
 pub(in crate::paging) struct Tables {
     spans: Spans,

@@ -1,4 +1,4 @@
-//! What a device or file holds: nothing, what farheap left on it, or somebody's data.
+//! Content of a device or file: nothing, leftovers of farheap, or somebody's data.
 //!
 //! [`Contents::look`] takes out of the picture what is farheap's own, as its [`OwnSignature`] says. What
 //! is left must be zeros.
@@ -35,13 +35,13 @@ const PIECE_LEN: usize = 1 << 20;
 /// (1, 2 and 4 MiB), VMFS (1 and 2 MiB), bcachefs (2 MiB), btrfs (64 MiB and 256 GiB).
 pub(crate) const SPOTS: [u64; 5] = [1 << 20, 2 << 20, 4 << 20, 64 << 20, 256 << 30];
 
-/// What our signature begins with. The rest of it is as [`OwnSignature::text`] writes it.
+/// Beginning of our signature. The rest of it is as [`OwnSignature::text`] writes it.
 const MARK_START: &str = "farheap: evicted pages\nin bytes ";
-/// What ends our signature.
+/// End of our signature.
 const MARK_END: &str = "\nThe contents of this device mean nothing once the process that used it \
     has ended.\n";
 
-/// What a device for evicted pages begins with: where the pages are.
+/// Beginning of a device for evicted pages: where the pages are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OwnSignature {
     /// The bytes that hold evicted pages.
@@ -163,7 +163,7 @@ fn first_of_data(bytes: &[u8]) -> Option<u64> {
     bytes.iter().position(|byte| *byte != 0).map(|at| at as u64)
 }
 
-/// What was read of a device.
+/// Bytes read of a device.
 struct Picture {
     /// Bytes of the device.
     len: u64,

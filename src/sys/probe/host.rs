@@ -26,7 +26,7 @@ pub struct Memory {
     pub fullest: Option<CgroupLimit>,
     /// Memory of the machine that can be had without swapping: `MemAvailable` of `/proc/meminfo`.
     pub left: Option<ByteCount>,
-    /// What this process has resident.
+    /// Resident bytes of this process.
     pub resident: ByteCount,
     /// Whether the machine swaps.
     pub swap: bool,
@@ -40,7 +40,7 @@ pub struct CgroupLimit {
     /// The file it stands in: `memory.max` or `memory.high`, or `memory.limit_in_bytes` in
     /// version 1.
     pub file: PathBuf,
-    /// What the group uses, without what is cached of files, which the kernel takes back first.
+    /// Bytes that the group uses, without caches of files, which the kernel takes back first.
     pub used: ByteCount,
 }
 
@@ -85,7 +85,7 @@ impl Memory {
         of_group.into_iter().chain(of_machine).min()
     }
 
-    /// What this process can have resident in a control group beside what the kernel charges to the group for it: 1.5 and
+    /// Bytes that this process can have resident in a control group beside what the kernel charges to the group for it: 1.5 and
     /// 1 % in groups of 96 and 256 MiB (examples/limit), mostly page tables.
     fn room_in(&self, group: &CgroupLimit) -> ByteCount {
         ByteCount(self.resident.0 + group.left().0 / 16 * 15)
@@ -119,7 +119,7 @@ impl Memory {
     }
 }
 
-/// What limits the address space.
+/// Limits of the address space.
 #[derive(Clone, Debug)]
 pub(crate) struct AddressSpace {
     /// Soft `RLIMIT_AS`; `None` for unlimited.
@@ -209,7 +209,7 @@ fn limits(group: &GroupDir) -> impl Iterator<Item = CgroupLimit> + '_ {
     )
 }
 
-/// What a group uses, in either version, without what is cached of files.
+/// Bytes that a group uses, in either version, without caches of files.
 fn used_of(dir: &Path) -> ByteCount {
     let current = ["memory.current", "memory.usage_in_bytes"];
     let current = current.iter().find_map(|file| read_number(dir.join(file))).unwrap_or(0);

@@ -52,7 +52,7 @@ impl fmt::Display for GraphStrategy {
     }
 }
 
-/// What watched searches have used.
+/// Nodes that watched searches have used.
 #[derive(Debug, Default)]
 pub(crate) struct Watched {
     /// Uses of each record.

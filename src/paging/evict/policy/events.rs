@@ -1,4 +1,4 @@
-//! What the policy is told of a page.
+//! Events that the policy is told of a page.
 
 /// How a page became resident.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,7 +11,7 @@ pub enum Insert {
     Prefetched,
 }
 
-/// What the program says about a resident page.
+/// Advice of the program about a resident page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hint {
     /// Not needed soon: make it the next victim.

@@ -1,4 +1,4 @@
-//! What the policy remembers of a page: where it is, its neighbours there, how often it came back.
+//! The policy's record of a page: where it is, its neighbours there, how often it came back.
 //!
 //! [`Pages`] holds nine bytes for every page ever seen; [`List`]s are threaded through it, so
 //! that moving a page is O(1) and allocates nothing. Uses `meta`.

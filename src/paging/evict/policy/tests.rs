@@ -119,7 +119,7 @@ fn pick(set: &BTreeSet<u64>, random: u64) -> Option<u64> {
     set.iter().nth((random % set.len().max(1) as u64) as usize).copied()
 }
 
-/// What a policy must agree with: which pages it may name, and which it has named.
+/// Reference of a policy: which pages it may name, and which it has named.
 #[derive(Default)]
 struct Model {
     resident: BTreeSet<u64>,

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 const STREAK: u32 = 16;
 /// Slowest streak that is worth it: a thread that faults less often does not notice.
 const STREAK_TIME_MAX: Duration = Duration::from_millis(8);
-/// What a fault of another kind takes from the score; at zero the thread is not followed any more.
+/// Points that a fault of another kind takes from the score; at zero the thread is not followed any more.
 const DISTURBANCE: u32 = 4;
 /// Faults for which no thread is followed after a denial, doubled with each that comes at once.
 const HOLD_OFF: u32 = 64;

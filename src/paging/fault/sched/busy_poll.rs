@@ -32,7 +32,7 @@ const COPIED_PER_US: usize = 4 << 10;
 /// three quarters, and ceases to be at one quarter.
 const SCORE_MAX: u32 = 64;
 
-/// What is known about the time that the device takes, and about the demand for the processor.
+/// Estimates of the device's time, and of the demand for the processor.
 #[derive(Debug)]
 pub(super) struct BusyPoll {
     usual: Duration,
@@ -71,7 +71,7 @@ impl BusyPoll {
         self.at_once
     }
 
-    /// What looking came to, until `now`.
+    /// Result of looking, until `now`.
     pub(super) fn looked(&mut self, polled: Polled, now: Instant) {
         if polled.yield_max > LATE {
             self.offers_from = now + polled.yield_max * LATE_PART;

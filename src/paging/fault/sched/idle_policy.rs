@@ -172,7 +172,7 @@ impl IdlePolicies {
     }
 }
 
-/// What the supervisor remembers of a handler.
+/// The supervisor's record of a handler.
 #[derive(Clone, Copy, Debug)]
 struct Memory {
     beat: u64,

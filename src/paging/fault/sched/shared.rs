@@ -1,4 +1,4 @@
-//! What the handlers of a region share about when and where they run.
+//! State that the handlers of a region share about when and where they run.
 
 use crate::base::error::Result;
 use crate::paging::bell::Bell;
@@ -32,7 +32,7 @@ impl HandlerSched {
         self.bells.len()
     }
 
-    /// What is readable when a handler is called.
+    /// Descriptor that is readable when a handler is called.
     pub(in crate::paging) fn bell_fd(&self, handler: usize) -> RawFd {
         self.bells[handler].raw_fd()
     }

@@ -1,6 +1,6 @@
 //! Taking inherited pages out: those that a forked child has alone, and that are more than its budget.
 //!
-//! What it has written goes to slots of its own; what is as a slot says needs no write.
+//! Pages that it has written go to slots of its own; a page that equals its slot needs no write.
 #![expect(unsafe_code, reason = "takes pages of the region out")]
 
 use super::{BATCH_MAX, Server};

@@ -1,4 +1,4 @@
-//! What is explored: each case a start, a few threads, and the contents that may be left.
+//! The cases explored: each a start, a few threads, and the contents that may be left.
 
 use crate::paging::page::models::*;
 
