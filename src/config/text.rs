@@ -45,7 +45,12 @@ fn split_key(text: &str) -> Result<(&str, &str)> {
         name if Options::NAMES.contains(&name) => {
             Err(invalid(name, format!("has no value; write `{name}:VALUE`")))
         }
-        name => Err(unknown(name)),
+        name => match name.split_once('=') {
+            Some((key, value)) if Options::NAMES.contains(&key.trim()) => {
+                Err(invalid(key.trim(), format!("takes a colon; write `{}:{value}`", key.trim())))
+            }
+            _ => Err(unknown(name)),
+        },
     }
 }
 

@@ -77,6 +77,7 @@ fn an_unknown_key_is_named_with_the_likely_one() {
     assert!(refusal("Limit:64MiB").contains("did you mean `limit`?"));
     assert!(refusal("limits").contains("did you mean `limit`?"));
     assert_eq!(refusal("xyzzy:1"), "configuration: xyzzy: is not a key");
+    assert_eq!(refusal("limit=64MiB"), "configuration: limit: takes a colon; write `limit:64MiB`");
 }
 
 #[test]
