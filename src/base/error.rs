@@ -223,7 +223,7 @@ pub enum Error {
     #[error("no far heap is running in this process")]
     NotRunning,
     /// Far allocations are still in use.
-    #[error("{bytes} of far memory are still allocated")]
+    #[error("{bytes} of far memory are still allocated; free it before the heap is shut down")]
     InUse {
         /// Bytes allocated.
         bytes: ByteCount,

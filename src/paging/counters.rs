@@ -23,14 +23,15 @@ macro_rules! for_region_stats {
                 /// Bytes resident now: mapped pages, staging frames, and the tables that describe
                 /// them.
                 resident_bytes: bytes "resident";
-                /// The maximum number of bytes that may be resident.
-                limit_bytes: bytes "the limit";
+                /// The maximum number of bytes that may be resident now. With the option `limit` this is what the
+                /// rest of the process leaves, and changes with it.
+                limit_bytes: bytes "their limit now";
                 /// Bytes charged against the limit now: resident, the untouched rest of open
                 /// chunks, and one page that is kept for copies.
                 charged_bytes: bytes "charged";
                 /// Largest number of charged bytes there ever was; resident bytes never exceeded
                 /// it.
-                resident_bytes_max: bytes "the most charged";
+                resident_bytes_max: bytes "the most ever charged";
                 /// Of the resident bytes, those of tables: page words, the policy's lists, slot
                 /// hashes, page tables. In proportion to the pages and slots in use; what is left
                 /// of others is given back within a second or when memory is short.
