@@ -35,6 +35,9 @@ const RUN_VARIABLE: &str = "FARHEAP_RUN";
 
 Sizes: 64M is 64MiB (2^26 bytes), 64MB is 64,000,000 bytes; so with K, G and T.
 
+Without --limit it is nearly all that the control group has left, or half of what the machine has available. Where it is
+too small the program goes on, slowly: --stats and `farheap top` show it by bytes read that are many times the data.
+
 FARHEAP_CONF and --config set every option of farheap; the other options of this command come last.
 The default of `place` is `all` here.")]
 pub(crate) struct Run {
@@ -147,5 +150,10 @@ fn configuration(options: &Run) -> Result<Config, String> {
     let heap = Heap::start(config.clone()).map_err(|error| error.to_string())?;
     let has_far = heap.threshold().is_some() || config.threshold().is_none();
     heap.shutdown().map_err(|error| error.to_string())?;
-    if has_far { Ok(config) } else { Err("nothing of the program would be far memory".to_owned()) }
+    if has_far {
+        return Ok(config);
+    }
+    Err("nothing of the program would be far memory; `farheap doctor` shows the command that permits faults of \
+         the kernel"
+        .to_owned())
 }

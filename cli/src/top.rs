@@ -39,7 +39,14 @@ const BAR: usize = 30;
 /// Latencies are from reading a fault's event to its answer, since the start of the process. Rates are of
 /// the time between two looks; the process writes its numbers once a second.
 #[derive(clap::Args)]
-#[command(after_help = "Exit status:
+#[command(after_help = "Faults in a second:
+  read         waited for the device: thousands all the time say that the limit is small
+  zero         first touches
+  cooling      the page had not left yet
+  first write  to a page that was brought in to be read
+  starved      waited for room: above zero all the time says that the limit is too small
+
+Exit status:
   0  shown, until the process ended or as often as asked for
   1  no such process, no far heap in it, or no permission (it takes its user, or root)")]
 pub(crate) struct Top {
@@ -278,7 +285,8 @@ fn print_tier(text: &mut String, tier: &Tier, earlier: Option<(&Tier, f64)>) -> 
     )?;
     writeln!(
         text,
-        "  far        {} allocated, {} on the device, pages of {}, {} of tables",
+        "  far        {} in use, {} of it allocated in blocks, {} on the device, pages of {}, {} of tables",
+        tier.bytes("committed_bytes"),
         tier.bytes("allocated_bytes"),
         tier.bytes("stored_bytes"),
         tier.bytes("page_bytes"),
