@@ -394,8 +394,8 @@ typedef struct farheap_stats {
     uint64_t allocated_bytes;
     /* Bytes resident now: mapped pages, staging frames, and the tables that describe them. */
     uint64_t resident_bytes;
-    /* The maximum number of bytes that may be resident now: with the option `limit` what the rest of the
-     * process leaves, which changes. */
+    /* The maximum number of bytes that may be resident now. With the option limit this is what the
+     * rest of the process leaves, and changes with it. */
     uint64_t limit_bytes;
     /* Bytes charged against the limit now: resident, the untouched rest of open chunks, and one
      * page that is kept for copies. */

@@ -317,7 +317,7 @@ fn the_header_has_the_structures_that_the_tables_of_the_library_say() {
     let header = fs::read_to_string(&path).expect("the header");
     let mut expected = header.clone();
     let mut structures =
-        vec![("farheap_config", ", FARHEAP_DEFAULT }\n".to_owned(), config_structure())];
+        vec![("farheap_config", "FARHEAP_DEFAULT }\n".to_owned(), config_structure())];
     structures.extend(stats::structures().iter().map(|structure| {
         (structure.name, format!("}} {};\n", structure.name), stats_structure(structure))
     }));
