@@ -438,7 +438,7 @@ fn a_new_table_takes_the_place_of_nothing_that_anybody_would_miss() {
     let ids = fill(&pool, 100);
     pool.flush().expect("flush");
     drop(pool);
-    refused(PoolConfig::new(), "holds a table of a buffer pool");
+    refused(PoolConfig::new(), "holds data at byte 0");
     // A mistake in the settings costs no data either.
     let wrong = || PoolConfig::new().overwrite(true).page(ByteCount(5000));
     create(wrong()).expect_err("page size");
