@@ -301,9 +301,11 @@ fn start() -> Result<(), farheap::Error> {
     let conf = SETTINGS.get().and_then(|settings| settings.conf.as_deref());
     let builder = conf.map_or(Ok(builder.clone()), |conf| builder.parse(conf))?;
     let _low = descriptors::keep_low_numbers();
-    let config = builder.build()?;
-    mapping::be_far_from(config.threshold());
-    Heap::start(config).map(drop)
+    let threshold = builder.clone().build()?.threshold();
+    mapping::be_far_from(threshold);
+    // `off` is for what the program maps.
+    let builder = builder.threshold(threshold.unwrap_or(farheap::ByteCount::ZERO));
+    Heap::start(builder.build()?).map(drop)
 }
 
 /// Start and end of the loader's code; 0 where it is not known.
