@@ -233,6 +233,54 @@ fn children_read_what_was_there_at_the_fork_and_zeros_where_it_was_dropped() {
     }
 }
 
+/// Maps memory of the program's own over far memory.
+fn map_over(start: usize, len: usize) {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+    let (access, at) = (libc::PROT_READ | libc::PROT_WRITE, start as *mut libc::c_void);
+    #[expect(clippy::disallowed_methods, reason = "a program does so")]
+    // SAFETY: over a part of the case's own memory.
+    let mapped = unsafe { libc::mmap(at, len, access, flags, -1, 0) };
+    assert_eq!(mapped, at, "{}", std::io::Error::last_os_error());
+}
+
+/// Memory that the program maps over pages that have left, and over parts of such pages, and that nobody touches, reads
+/// as zero in children and theirs, also what a child has mapped; around it is what was there.
+#[test]
+fn what_is_mapped_over_far_memory_that_has_left_is_the_childs_own() {
+    const KERNEL_PAGE: usize = 4096;
+    let name = "forks::what_is_mapped_over_far_memory_that_has_left_is_the_childs_own";
+    let _watchdog = watchdog(name, HUNG);
+    let Some(far) = far(name, DEADLINE) else { return };
+    far.store(WHOLE);
+    let part = |page: usize| far.addr(page) + KERNEL_PAGE;
+    let expect_part = |page: usize| {
+        for at in (0..far.page).step_by(KERNEL_PAGE) {
+            let is_over = at == KERNEL_PAGE;
+            let (first, last) = (stamp(page) ^ at as u64, !stamp(page) ^ at as u64);
+            let expected = if is_over { (0, 0) } else { (first, last) };
+            let words = (read_word(far.addr(page) + at), read_word(far.addr(page) + at + 4088));
+            assert_eq!(words, expected, "page {page} at {at}");
+        }
+    };
+    map_over(far.addr(8), 2 * far.page);
+    map_over(part(20), KERNEL_PAGE);
+    let child = fork(|| {
+        map_over(far.addr(40), 2 * far.page);
+        map_over(part(50), KERNEL_PAGE);
+        let expect_all = || {
+            [8..10, 40..42].into_iter().for_each(|pages| expect_zeros(&far, pages));
+            [20, 50].into_iter().for_each(expect_part);
+            [0..8, 10..20, 21..40, 42..50, 51..CHUNK]
+                .into_iter()
+                .for_each(|pages| far.check(pages));
+        };
+        let grandchild = fork(expect_all);
+        assert_eq!(wait_for(grandchild), 0, "a child of the child's");
+        expect_all();
+    });
+    assert_eq!(wait_for(child), 0, "the child");
+}
+
 #[test]
 fn a_child_repeats_reads_that_fail_until_the_deadline() {
     let name = "forks::a_child_repeats_reads_that_fail_until_the_deadline";

@@ -8,6 +8,7 @@
 
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicUsize, Ordering, Rank};
+use crate::paging::pager::pieces::FarParts;
 use crate::store::SlotMap;
 use crate::store::slots::{HOLDS_MAX, HoldId};
 use crate::sys::event::poll_readable;
@@ -28,25 +29,27 @@ pub(super) struct Birth {
     alive: Private<OwnedFd>,
     /// The child's end.
     end: OwnedFd,
+    /// The child's part of the region.
+    far: FarParts,
 }
 
 impl Birth {
-    /// Prepares for a child that reads the slots of `maps`.
+    /// Prepares for a child that reads the slots of `maps`, and has far memory where its parent has, in `far`.
     ///
     /// # Errors
     /// When there are too many children, or descriptors.
-    pub(super) fn prepare(maps: &SlotMap) -> Result<Birth> {
+    pub(super) fn prepare(maps: &SlotMap, far: FarParts) -> Result<Birth> {
         let [reader, writer] = pipe().map_err(refused("pipe2"))?;
         let hold = maps.hold()?.ok_or(Error::Unsupported {
             feature: "far memory in another forked child",
             why: "64 children that have it are alive",
         })?;
-        Ok(Birth { hold, alive: Private::new(reader), end: writer })
+        Ok(Birth { hold, alive: Private::new(reader), end: writer, far })
     }
 
-    /// Kept open by the child for as long as it may read slots.
-    pub(super) fn into_end(self) -> OwnedFd {
-        self.end
+    /// The end of the pipe, kept open by the child for as long as it may read slots, and its far memory.
+    pub(super) fn into_parts(self) -> (OwnedFd, FarParts) {
+        (self.end, self.far)
     }
 }
 
@@ -85,7 +88,7 @@ impl Children {
 
     /// The process has forked, or failed to.
     pub(super) fn add(&self, birth: Birth) {
-        let Birth { hold, alive, end } = birth;
+        let Birth { hold, alive, end, far: _ } = birth;
         fork::close_and_reserve(end, &alive);
         let file = file_of(alive.as_raw_fd());
         let mut state = self.state.lock();

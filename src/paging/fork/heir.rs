@@ -37,11 +37,11 @@ use crate::paging::fork::entry::{Backing, Entry};
 use crate::paging::fork::legacy::{BUDGET_PAGES_MIN, Legacy, Needed};
 use crate::paging::page::word::State as PageState;
 use crate::paging::pager::Pager;
+use crate::paging::pager::pieces::FarParts;
 use crate::paging::pager::slot_store::SlotStore;
 use crate::sys::fork;
 use crate::sys::vm::{Huge, KERNEL_PAGE, Mapping};
 use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// See [module](self).
@@ -58,6 +58,8 @@ pub(super) struct Heir {
     pub(super) budget: u64,
     pub(super) gate: Gate,
     children: Children,
+    /// The region's parts that are far memory in this process; found again when it forks.
+    pub(super) far: Ranked<FarParts>,
     /// A page that wakes the thread by being touched.
     pub(super) bell: Mapping,
     /// Pages in memory that are this process's alone, oldest first.
@@ -65,12 +67,12 @@ pub(super) struct Heir {
 }
 
 impl Heir {
-    /// The inheritance of a child that was just forked. `end` is its end of the pipe by which its parent
-    /// knows that it is alive.
+    /// The inheritance of a child that was just forked.
     ///
     /// # Errors
     /// When something is refused that is needed for it; the memory must not be touched then.
-    pub(super) fn new(legacy: Legacy, end: OwnedFd) -> Result<Arc<Heir>> {
+    pub(super) fn new(legacy: Legacy, birth: Birth) -> Result<Arc<Heir>> {
+        let (end, far) = birth.into_parts();
         let Legacy { pager, entries, mut layers, mut needed, budget } = legacy;
         if !needed.iter().all(Needed::is_open) {
             let why = "the process has closed a descriptor that it would need for that";
@@ -94,6 +96,7 @@ impl Heir {
             budget,
             gate: Gate::new(),
             children: Children::new(),
+            far: Ranked::new(Rank::Leaf, far),
             bell: Mapping::reserve(KERNEL_PAGE, KERNEL_PAGE, Huge::No)?,
             queue: Ranked::new(Rank::Policy, VecDeque::new()),
         }))
@@ -139,7 +142,8 @@ impl Heir {
         })?;
         // Now and not earlier: the heir's thread has another table of descriptors.
         self.children.reap_now(own.map());
-        Birth::prepare(own.map())
+        let far = self.far.lock().clone();
+        Birth::prepare(own.map(), far)
     }
 
     pub(super) fn own(&self) -> Option<&SlotStore> {

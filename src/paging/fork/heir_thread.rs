@@ -13,10 +13,11 @@ use crate::base::units::{PageId, SlotId};
 use crate::paging::diagnostics;
 use crate::paging::fault::fill;
 use crate::paging::fault::status::Purpose;
+use crate::paging::fork::children::Birth;
 use crate::paging::fork::entry::{Backing, Entry};
 use crate::paging::fork::heir::Heir;
 use crate::paging::fork::legacy::{Legacy, Needed};
-use crate::paging::pager::pieces::GONE;
+use crate::paging::pager::pieces::{FarParts, GONE};
 use crate::store::{Queue, SEGMENTS_MAX};
 use crate::sys;
 use crate::sys::event::poll_readable;
@@ -26,7 +27,7 @@ use crate::sys::uffd::{Message, Outcome, Protect, Uffd, Wake};
 use crate::sys::vm::{HUGE_PAGE, Huge, KERNEL_PAGE, Mapping};
 use looks::{LOOK_EVERY_MAX, Looks};
 use std::convert::Infallible;
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Instant;
@@ -36,13 +37,12 @@ const BATCH_BYTES: usize = 1 << 20;
 /// Pages that are taken out together at most.
 const BATCH_MAX: usize = SEGMENTS_MAX;
 
-/// In a child that was just forked: serves the faults on what it has inherited from now on. `end` is
-/// its end of the pipe by which its parent knows that it is alive.
+/// In a child that was just forked: serves the faults on what it has inherited from now on.
 ///
 /// # Errors
 /// As [`Heir::new`], and when the thread cannot be started.
-pub(super) fn start(legacy: Legacy, end: OwnedFd) -> Result<Arc<Heir>> {
-    let heir = Heir::new(legacy, end)?;
+pub(super) fn start(legacy: Legacy, birth: Birth) -> Result<Arc<Heir>> {
+    let heir = Heir::new(legacy, birth)?;
     let (begun, has_begun) = channel();
     let served = Arc::clone(&heir);
     let _blocked = SignalsBlocked::new();
@@ -97,8 +97,7 @@ impl Server {
         let frames = Mapping::reserve((batch + 1) * page_bytes, HUGE_PAGE, huge)?;
         uffd.register_unwatched(frames.addr() + page_bytes, batch * page_bytes)?;
         uffd.register_missing(heir.bell.addr(), KERNEL_PAGE)?;
-        let (start, len) = (heir.pager.table().start(), heir.pager.table().len());
-        register(&uffd, start, len)?;
+        heir.far.lock().each(|start, len| uffd.register_missing(start, len))?;
         let queue = heir.own().map(|own| own.store().open_queue(1)).transpose()?;
         Ok(Server {
             heir,
@@ -161,6 +160,8 @@ impl Server {
     /// served what it had read, and holds no lock.
     fn keep_faults(&mut self) -> Result<()> {
         let heir = Arc::clone(&self.heir);
+        let table = heir.pager.table();
+        *heir.far.lock() = FarParts::find(&self.uffd, table.start(), table.len());
         heir.gate.stand_still(Closed::All, || {
             let count = self.read()?;
             for at in 0..count {
@@ -316,18 +317,4 @@ impl Server {
 
 fn waiting(errno: crate::sys::file::Errno) -> Error {
     Error::Os { call: "poll", errno: errno.0 }
-}
-
-/// Registers a range for missing faults, but for what of it the program has mapped a file over.
-fn register(uffd: &Uffd, start: usize, len: usize) -> Result<()> {
-    let Err(error) = uffd.register_missing(start, len) else { return Ok(()) };
-    if len <= KERNEL_PAGE {
-        return match error {
-            Error::Os { errno: sys::EINVAL | sys::ENOMEM, .. } => Ok(()),
-            error => Err(error),
-        };
-    }
-    let half = (len / 2).next_multiple_of(KERNEL_PAGE);
-    register(uffd, start, half)?;
-    register(uffd, start + half, len - half)
 }

@@ -51,7 +51,7 @@ use crate::paging::fork::children::Birth;
 use crate::paging::fork::heir::Heir;
 use crate::paging::fork::legacy::Legacy;
 use crate::paging::pager::Pager;
-use crate::sys::{fork, messages, thread};
+use crate::sys::{fork, messages, thread, vm};
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
@@ -237,7 +237,8 @@ impl Part {
                 let maps = pager.slots().map();
                 // 64 children at most hold slots: one that has just ended makes room for this one.
                 pager.fork().children().reap_now(maps);
-                Birth::prepare(maps)
+                let table = pager.table();
+                Birth::prepare(maps, pager.mapper().far_parts(table.start(), table.len()))
             }
             Part::Kept(pager) => {
                 keep_from_child(pager);
@@ -297,19 +298,19 @@ impl Part {
             Part::Kept(_) => unreachable!("such a part has no birth"),
             Part::Heir(heir) => heir.legacy(),
         };
-        heir_thread::start(legacy, birth.into_end())
+        heir_thread::start(legacy, birth)
     }
 }
 
-/// Has a child have nothing of a region, whatever the program has told the kernel since the last fork
-/// (`MADV_DOFORK`): what a child inherits without a thread that serves it reads as zero. One call of the kernel's,
+/// Excludes a region from the next child, even after `MADV_DOFORK`: what a child inherits without a thread that serves it reads as zero. One call of the kernel's,
 /// and one that asks, unless the region is several of its mappings: what the program has mapped over is inherited.
 fn keep_from_child(pager: &Pager) {
     if let Some(why) = pager.fork().why_not() {
         diagnostics::warn(CANNOT_USE, &Error::Unsupported { feature: INHERITED, why });
     }
     let table = pager.table();
-    if let Err(error) = pager.mapper().keep_from_children(table.start(), table.len()) {
+    let far = pager.mapper().far_parts(table.start(), table.len());
+    if let Err(error) = far.each(vm::keep_from_children) {
         diagnostics::warn("a forked child may read zeros in far memory", &error);
     }
 }

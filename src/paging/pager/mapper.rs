@@ -14,11 +14,11 @@ use crate::base::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::paging::config::{Install, Mode, Moves, RegionConfig};
 use crate::paging::diagnostics;
 use crate::paging::page::gaps::Gaps;
-use crate::paging::pager::pieces;
+use crate::paging::pager::pieces::{self, FarParts};
 use crate::sys;
 use crate::sys::pagemap::{NO_PAGE_MAP, Pagemap};
 use crate::sys::uffd::{Message, Outcome, Protect, Uffd, Wake, feature};
-use crate::sys::vm::{self, Discarder, HUGE_PAGE, Huge, KERNEL_PAGE, Mapping, Piece, make_own};
+use crate::sys::vm::{Discarder, HUGE_PAGE, Huge, KERNEL_PAGE, Mapping, Piece, make_own};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -242,22 +242,15 @@ impl Mapper {
         pieces::each(&self.uffd, start, len, act)
     }
 
-    /// Has children that are forked from now on have nothing of a range, as far as it is far memory.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
-    pub(in crate::paging) fn keep_from_children(&self, start: usize, len: usize) -> Result<()> {
-        let mut outcome = Ok(());
+    /// The parts of a range that are far memory, in ascending order, neighbours joined.
+    pub(in crate::paging) fn far_parts(&self, start: usize, len: usize) -> FarParts {
+        let mut parts = FarParts::default();
         // Again, if a chunk was being opened meanwhile.
         self.gaps.holds(|| {
-            let mut bytes = 0;
-            outcome = pieces::each(&self.uffd, start, len, |start, len| {
-                bytes += len;
-                vm::keep_from_children(start, len)
-            });
-            bytes == len || outcome.is_err()
+            parts = FarParts::find(&self.uffd, start, len);
+            parts.bytes() == len
         });
-        outcome
+        parts
     }
 
     /// Registers a chunk, or several, for faults, as far as it is far memory.

@@ -35,6 +35,40 @@ pub(in crate::paging) fn each(
     })
 }
 
+/// The parts of a range that are far memory: where the program has mapped something over it, that is between them.
+#[derive(Clone, Debug, Default)]
+pub(in crate::paging) struct FarParts(Vec<(usize, usize)>);
+
+impl FarParts {
+    /// Asks the kernel for the parts of a range, in which no chunk is being opened.
+    pub(in crate::paging) fn find(uffd: &Uffd, start: usize, len: usize) -> FarParts {
+        let mut parts: Vec<(usize, usize)> = Vec::new();
+        let join = |start, len| {
+            match parts.last_mut() {
+                Some((last, last_len)) if *last + *last_len == start => *last_len += len,
+                _ => parts.push((start, len)),
+            }
+            Ok(())
+        };
+        // It fails where `join` does, which does not.
+        drop(each(uffd, start, len, join));
+        FarParts(parts)
+    }
+
+    /// The sum of their lengths.
+    pub(in crate::paging) fn bytes(&self) -> usize {
+        self.0.iter().map(|(_, len)| len).sum()
+    }
+
+    /// Calls `act` with the address and length of each, until it fails.
+    pub(in crate::paging) fn each(
+        &self,
+        mut act: impl FnMut(usize, usize) -> Result<()>,
+    ) -> Result<()> {
+        self.0.iter().try_for_each(|&(start, len)| act(start, len))
+    }
+}
+
 /// Moves `[src, src + len)` to `dst`, piece by piece; `act` moves one, of a length, to the first of its addresses.
 /// `false`: all of it is where it was.
 ///

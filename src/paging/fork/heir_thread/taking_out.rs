@@ -87,7 +87,7 @@ impl Server {
             for (n, _) in owned.iter().enumerate().filter(|(_, owned)| **owned) {
                 let page = self.heir.pager.page_at(from + n * KERNEL_PAGE);
                 let entry = self.heir.entry(page);
-                if !entry.is_listed() {
+                if !entry.is_listed() && self.is_far(from + n * KERNEL_PAGE) {
                     // (One that is out and there all the same was discarded during the fork.)
                     let came =
                         if entry.is_out() { Entry::in_memory(Backing::Nothing) } else { entry };
@@ -96,6 +96,11 @@ impl Server {
             }
             at = to;
         }
+    }
+
+    /// Whether a kernel page is far memory: the program has mapped nothing over it.
+    fn is_far(&self, start: usize) -> bool {
+        self.uffd.is_registered(start, KERNEL_PAGE) != Some(false)
     }
 
     /// Takes pages out, the oldest first, until the rest is within the budget.
