@@ -213,6 +213,38 @@ fn what_was_read_and_may_not_be_written_leaves_again() {
 }
 
 #[test]
+fn what_was_written_and_may_not_be_written_stays_and_leaves_when_it_may() {
+    let test = "program::what_was_written_and_may_not_be_written_stays_and_leaves_when_it_may";
+    let ended = in_child(test, || {
+        let config = config(16, Install::Move);
+        let limit = (config.limit.0 / config.page.0) as usize;
+        let (sealed, pages) = (limit * 3 / 4, limit * 2);
+        let Some(far) = Far::new(config, pages, 1) else { return };
+        far.fill(0..sealed);
+        far.check(0..sealed);
+        protect(far.addr(0), sealed * far.page, libc::PROT_READ);
+        let reads = far.stats().faults_read;
+        // What is written beside it has the rest of the limit.
+        for _ in 0..4 {
+            far.fill(sealed..pages);
+            far.check(sealed..pages);
+        }
+        let before = far.stats();
+        far.check(0..sealed);
+        let after = far.stats();
+        assert!(before.faults_read > reads, "the rest did not leave");
+        assert_eq!(after.faults_read, before.faults_read, "what is sealed had left");
+        assert!(after.evict_busy > 0, "what stays is counted");
+        protect(far.addr(0), sealed * far.page, libc::PROT_READ | libc::PROT_WRITE);
+        expect_all_there(&far);
+        assert!(far.stats().faults_read >= after.faults_read + sealed as u64, "it stayed");
+    });
+    if let Some(ended) = expect_few_lines(ended) {
+        ended.expect_success();
+    }
+}
+
+#[test]
 fn what_the_program_may_not_read_keeps_its_content() {
     let test = "program::what_the_program_may_not_read_keeps_its_content";
     let ended = in_child(test, || {
