@@ -15,13 +15,7 @@
 #![cfg_attr(loom, allow(dead_code, reason = "most users of these modules are left out"))]
 // README and pages of this crate link to what features build; CI documents all of them.
 #![cfg_attr(
-    not(all(
-        feature = "heap",
-        feature = "pool",
-        feature = "sub",
-        feature = "encrypt",
-        feature = "compress"
-    )),
+    not(all(feature = "heap", feature = "pool", feature = "sub", feature = "encrypt")),
     allow(rustdoc::broken_intra_doc_links, reason = "some links lead to what is left out")
 )]
 // Some of what the lower layers can do has one user.
@@ -67,10 +61,6 @@ mod pool_latch;
 mod runtime;
 #[cfg(not(loom))]
 pub mod store;
-// The protocol of readers of compressed pages, for its model.
-#[cfg(loom)]
-#[path = "store/announced.rs"]
-mod store_announced;
 #[cfg(all(feature = "sub", not(loom)))]
 pub mod sub;
 #[cfg(not(loom))]

@@ -137,47 +137,11 @@ impl Target {
     }
 }
 
-/// A block device of compressed memory, gone when dropped.
-#[derive(Debug)]
-struct Zram {
-    path: PathBuf,
-    number: String,
-}
-
-impl Zram {
-    const CONTROL: &str = "/sys/class/zram-control";
-
-    /// Needs root.
-    fn create(bytes: usize) -> Result<Zram> {
-        let why = |error| Failure::Skipped(format!("zram: {error}"));
-        let number = fs::read_to_string(format!("{}/hot_add", Zram::CONTROL)).map_err(why)?;
-        let number = number.trim().to_owned();
-        let zram = Zram { path: format!("/dev/zram{number}").into(), number };
-        let set = |file: &str, value: &str| {
-            fs::write(format!("/sys/block/zram{}/{file}", zram.number), value)
-        };
-        // As we do, where the kernel has it.
-        drop(set("comp_algorithm", "lz4"));
-        set("disksize", &bytes.to_string()).map_err(why)?;
-        Ok(zram)
-    }
-}
-
-impl Drop for Zram {
-    fn drop(&mut self) {
-        // It is reset by that, unless it is in use.
-        if let Err(error) = fs::write(format!("{}/hot_remove", Zram::CONTROL), &self.number) {
-            eprintln!("fault: zram{}: {error}", self.number);
-        }
-    }
-}
-
 /// What swap is on.
 #[derive(Debug)]
 enum SwapOn {
     Loop(LoopDevice),
     File(PatternFile),
-    Zram(Zram),
 }
 
 /// Swap on something of its own. The whole machine may swap to it.
@@ -200,17 +164,9 @@ impl Swap {
         Swap::start(SwapOn::File(PatternFile::create(dir, bytes)?))
     }
 
-    pub(crate) fn on_zram(bytes: usize) -> Result<Swap> {
-        if !process::is_root() {
-            return Err(Failure::Skipped("swap needs root".to_owned()));
-        }
-        Swap::start(SwapOn::Zram(Zram::create(bytes)?))
-    }
-
     fn start(on: SwapOn) -> Result<Swap> {
         let path = match &on {
             SwapOn::Loop(device) => &device.path,
-            SwapOn::Zram(device) => &device.path,
             SwapOn::File(file) => &file.path,
         };
         Ok(Swap { _space: SwapSpace::start(path)?, _on: on })

@@ -194,8 +194,6 @@ typedef struct farheap_config {
     const char *mode;
     /* whether pages are encrypted before they reach the device; default off */
     farheap_switch encrypt;
-    /* how much of the limit holds compressed pages, in bytes; size or off; default off */
-    uint64_t compress;
     /* what happens at an orderly shutdown to the pages on the device; off, discard, zero; default
      * off */
     const char *wipe;
@@ -210,7 +208,7 @@ typedef struct farheap_config {
 
 #define FARHEAP_CONFIG_INIT \
     { sizeof(farheap_config), 0, 0, 0, 0, FARHEAP_DEFAULT, 0, 0, FARHEAP_DEFAULT, 0, 0, 0, \
-      0, FARHEAP_DEFAULT, 0, 0, 0, FARHEAP_DEFAULT, 0, FARHEAP_DEFAULT, 0, 0, 0, 0, \
+      0, FARHEAP_DEFAULT, 0, 0, 0, FARHEAP_DEFAULT, 0, FARHEAP_DEFAULT, 0, 0, 0, \
       FARHEAP_DEFAULT }
 
 /* Checks a text form; NULL and "" are the defaults. FARHEAP_E_CONFIG names the key. */
@@ -412,9 +410,6 @@ typedef struct farheap_stats {
     uint64_t committed_bytes;
     /* Bytes of device space in use. */
     uint64_t stored_bytes;
-    /* Of the stored bytes, those that are kept compressed in memory, as large as they are without
-     * compression. */
-    uint64_t compressed_bytes;
     /* Faults answered with zeros, without I/O. */
     uint64_t faults_zero;
     /* Faults answered by reading the device. */

@@ -447,7 +447,6 @@ impl<F: FnOnce() -> probe::Memory> Limits<F> {
         }
         let far = limit.map_or(far, |limit| far.min(limit));
         let minimum = LIMIT_MIN.max(ByteCount(LIMIT_PAGES_MIN * options.page.get()));
-        let minimum = ByteCount(minimum.0.saturating_add(options.compress.unwrap_or_default().0));
         if far < minimum {
             return Err(Error::LimitTooSmall { limit: far, minimum });
         }

@@ -196,17 +196,6 @@ macro_rules! for_options {
             "whether pages are encrypted before they reach the device",
             { region c switch encrypt, "", "", "the device is not trusted (feature `encrypt`)" };
 
-        /// It is a part of the [`limit`](Builder::limit): pages that leave are compressed (LZ4) into it, and the
-        /// oldest of it go to the device. At least 2 MiB and 128 pages, and what remains of the limit must
-        /// suffice for the page size. Pages that do not shrink to three quarters go to the device at once.
-        ///
-        /// Default: `None` (`off` in text), all of the limit holds pages as they are. Set it, to a quarter of
-        /// the limit for a start, where the device is slow and pages compress well. Without the crate's
-        /// feature `compress` start-up then fails.
-        compress: maybe(ByteCount) or "off" = None,
-            "how much of the limit holds compressed pages, in bytes",
-            { region c bytes compress, "size or `off`", "", "the device is slow and pages compress (feature `compress`)" };
-
         /// Default: [`Wipe::Off`]. Change it when a device or a named file is used by others
         /// afterwards. A process that is killed wipes nothing: [`encrypt`](Builder::encrypt) then.
         wipe: value(Wipe) = Wipe::Off,

@@ -106,7 +106,7 @@ impl Region {
             PageCount(works.0 / self.page_size().0).max(self.pager.tables().listed_max());
         let tables = self.extents.tables_max(resident);
         let with_tables = ByteCount(works.0 - tables_allowed(works).0 + tables.0);
-        ByteCount(works.max(with_tables).0 + self.pager.managed().aside().0)
+        works.max(with_tables)
     }
 
     /// Bytes that count against the limit now, and the limit.

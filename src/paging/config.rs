@@ -148,11 +148,6 @@ settings! {
         ///
         /// Default: no.
         encrypt: value(bool) = false,
-        /// Sets how much of the limit holds compressed pages, which are read again without the device;
-        /// `None`: nothing. Needs the crate's feature `compress`.
-        ///
-        /// Default: nothing.
-        compress: maybe(ByteCount) = None,
         /// Sets what happens to the pages on the store when the region is dropped.
         ///
         /// Default: nothing.

@@ -44,9 +44,6 @@ macro_rules! for_region_stats {
                 committed_bytes: bytes "of far memory";
                 /// Bytes of device space in use.
                 stored_bytes: bytes "of the device";
-                /// Of the stored bytes, those that are kept compressed in memory, as large as they are
-                /// without compression.
-                compressed_bytes: bytes "compressed in memory";
             }
             "faults" {
                 /// Faults answered with zeros, without I/O.

@@ -38,8 +38,6 @@ const REFUSED_FOR: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(in crate::paging) struct Managed {
     account: Option<Account>,
-    /// Bytes of the limit that the store takes.
-    aside: ByteCount,
     /// Bytes that others wait for.
     deficit: AtomicU64,
     /// Bytes ever given to others.
@@ -53,10 +51,9 @@ pub(in crate::paging) struct Managed {
 }
 
 impl Managed {
-    pub(in crate::paging) fn new(account: Option<Account>, aside: ByteCount) -> Managed {
+    pub(in crate::paging) fn new(account: Option<Account>) -> Managed {
         Managed {
             account,
-            aside,
             deficit: AtomicU64::new(0),
             covered: AtomicU64::new(0),
             help: AtomicU32::new(IDLE),
@@ -82,20 +79,10 @@ impl Managed {
         self.account.as_ref()
     }
 
-    /// Bytes of the limit that the store takes.
-    pub(in crate::paging) fn aside(&self) -> ByteCount {
-        self.aside
-    }
-
-    /// Bytes of a limit that the store leaves.
-    pub(in crate::paging) fn without_aside(&self, limit: ByteCount) -> ByteCount {
-        ByteCount(limit.0.saturating_sub(self.aside.0))
-    }
-
     /// Bytes that a limit guarantees to the region's pages: under a manager what is left of the account's
-    /// floor, else all that the store leaves.
+    /// floor, else all of it.
     pub(in crate::paging) fn guaranteed(&self, limit: ByteCount) -> ByteCount {
-        let Some(account) = &self.account else { return self.without_aside(limit) };
+        let Some(account) = &self.account else { return limit };
         let fixed = self.fixed.load(Ordering::Relaxed);
         ByteCount(account.floor().min(limit).0.saturating_sub(fixed))
     }

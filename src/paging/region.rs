@@ -94,14 +94,9 @@ pub struct Region {
 }
 
 /// Opens a region's account: its ceiling, and what it cannot work without.
-fn join(
-    manager: &MemoryManager,
-    name: &str,
-    config: &RegionConfig,
-    store: &dyn Store,
-) -> Result<Account> {
+fn join(manager: &MemoryManager, name: &str, config: &RegionConfig) -> Result<Account> {
     let account = manager.join(name)?;
-    account.need(ByteCount(RegionConfig::limit_min(config.page).0 + store.memory().0))?;
+    account.need(RegionConfig::limit_min(config.page))?;
     account.set_ceiling(config.limit);
     Ok(account)
 }
@@ -134,21 +129,6 @@ fn encrypted(store: Arc<dyn Store>, block: ByteCount) -> Result<Arc<dyn Store>> 
         let _ = (store, block);
         let reason = "farheap was built without its feature `encrypt`".to_owned();
         Err(Error::Config { key: "encrypt".to_owned(), reason })
-    }
-}
-
-/// `store`, with `memory` bytes of compressed pages of this size in front of it.
-///
-/// # Errors
-/// [`Error::Config`] without the feature `compress`; else as `CompressedStore::new`.
-fn compressed(store: Arc<dyn Store>, memory: ByteCount, page: ByteCount) -> Result<Arc<dyn Store>> {
-    #[cfg(feature = "compress")]
-    return Ok(Arc::new(crate::store::CompressedStore::new(store, memory, page)?));
-    #[cfg(not(feature = "compress"))]
-    {
-        let _ = (store, memory, page);
-        let reason = "farheap was built without its feature `compress`".to_owned();
-        Err(Error::Config { key: "compress".to_owned(), reason })
     }
 }
 
@@ -269,18 +249,12 @@ impl Region {
             true => encrypted(store, config.page)?,
             false => store,
         };
-        // In memory nobody else reads it: it is compressed as it is, and encrypted on its way out.
-        let store = match config.compress {
-            Some(memory) => compressed(store, memory, config.page)?,
-            None => store,
-        };
         let store = OnlyUser::of(store)?;
-        let memory = store.memory();
-        let minimum = ByteCount(RegionConfig::limit_min(config.page).0 + memory.0);
+        let minimum = RegionConfig::limit_min(config.page);
         if config.limit < minimum {
             return Err(Error::LimitTooSmall { limit: config.limit, minimum });
         }
-        let joined = under.map(|(manager, name)| join(manager, name, &config, &*store));
+        let joined = under.map(|(manager, name)| join(manager, name, &config));
         let account = joined.transpose()?;
         let pager =
             Pager::new(&config, store, account).map_err(|error| name_span(error, config.span))?;
@@ -295,10 +269,7 @@ impl Region {
         }
         if let Some(manager) = manager {
             let fixed = fixed_bytes(&pager, config.handlers);
-            pager.managed().charge_fixed(manager, ByteCount(fixed.0 + memory.0))?;
-        } else if !pager.budget().try_charge(memory) {
-            let minimum = ByteCount(pager.budget().charged().0 + memory.0);
-            return Err(Error::LimitTooSmall { limit: config.limit, minimum });
+            pager.managed().charge_fixed(manager, fixed)?;
         }
         let requests = Arc::new(Requests::new());
         let evictor = Evictor::new(pager.clone(), requests.clone(), config.deadline)?;

@@ -53,7 +53,6 @@ impl Stats {
             resident_bytes_max: pager.budget().charged_max(),
             committed_bytes: ByteCount(committed.0 * page),
             stored_bytes: ByteCount(pager.slots().map().in_use().0 * page),
-            compressed_bytes: pager.slots().store().compressed(),
             page_bytes: ByteCount(page),
             bytes_read: ByteCount(counted.pages_in * page),
             bytes_written: ByteCount(counted.pages_out * page),

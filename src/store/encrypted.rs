@@ -18,14 +18,19 @@
 #![expect(unsafe_code, reason = "copies, encrypts and decrypts in raw buffers")]
 
 use super::cipher::{Cipher, Seal};
-use super::pending::{self, Entry, OuterQueue, Pending, block_bytes, whole_blocks};
-use super::{Completion, DEPTH_MAX, IO_ALIGN, OnlyUser, Op, Queue, Request, Segment, Store};
+use super::pending::{Entry, Pending, block_bytes, whole_blocks};
+use super::{
+    Completion, DEPTH_MAX, IO_ALIGN, OnlyUser, Op, Polled, Polling, Queue, Request,
+    Segment, Store,
+};
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicU64, Ordering};
 use crate::base::units::ByteCount;
 use crate::meta::LazyArray;
 use crate::sys::vm::{Huge, Mapping};
+use std::os::fd::RawFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Bounce buffers of a queue: writes that the device works on at the same time.
 const BOUNCES: usize = 8;
@@ -148,16 +153,15 @@ unsafe impl Store for EncryptedStore {
     fn open_queue(&self, depth: u32) -> Result<Box<dyn Queue>> {
         let depth = depth.clamp(1, DEPTH_MAX - BOUNCES as u32);
         let bounce_len = BOUNCE_LEN.max(self.vault.block) / self.vault.block * self.vault.block;
-        let desk = Desk {
+        Ok(Box::new(EncryptedQueue {
+            inner: self.inner.open_queue(depth + BOUNCES as u32)?,
             vault: Arc::clone(&self.vault),
             pending: Pending::new(depth),
             bounce_len,
             owners: [0; BOUNCES],
             free_bounces: (0..BOUNCES).rev().collect(),
             bounces: Mapping::reserve(BOUNCES * bounce_len, IO_ALIGN, Huge::No)?,
-        };
-        let inner = self.inner.open_queue(depth + BOUNCES as u32)?;
-        Ok(Box::new(OuterQueue { inner, desk }))
+        }))
     }
 
     unsafe fn read_now(&self, offset: u64, into: *mut u8, len: usize) -> Result<()> {
@@ -194,8 +198,10 @@ unsafe impl Store for EncryptedStore {
     }
 }
 
-/// The requests of a queue that encrypts and decrypts, and the buffers that they pass through.
-struct Desk {
+/// A queue that encrypts and decrypts on the way to and from another one, with the buffers that writes pass through.
+struct EncryptedQueue {
+    /// Dropped before the bounce buffers, which its requests use.
+    inner: Box<dyn Queue>,
     vault: Arc<Vault>,
     /// Writes wait until they are encrypted; reads do not.
     pending: Pending,
@@ -206,36 +212,9 @@ struct Desk {
     bounces: Mapping,
 }
 
-impl pending::Desk for Desk {
-    fn pending(&self) -> &Pending {
-        &self.pending
-    }
-
-    fn pending_mut(&mut self) -> &mut Pending {
-        &mut self.pending
-    }
-
-    unsafe fn accept(&mut self, request: Request<'_>, inner: &mut dyn Queue) -> bool {
-        let block = self.vault.block;
-        let capacity = ByteCount((self.vault.seals.len() * block) as u64);
-        let Some(index) = self.pending.accept(&request, block, capacity) else { return false };
-        if request.op == Op::Write {
-            self.pending.wait(index);
-            return true;
-        }
-        // SAFETY: the caller's promise, passed on.
-        let pushed = unsafe { inner.push(Request { token: index as u64, ..request }) };
-        if pushed {
-            let entry = self.pending.entry_mut(index);
-            (entry.handed, entry.pieces) = (entry.len, 1);
-        } else {
-            self.pending.refuse(index);
-        }
-        pushed
-    }
-
+impl EncryptedQueue {
     /// Encrypts what waits, as far as there are bounce buffers, and hands it on.
-    fn hand_on(&mut self, inner: &mut dyn Queue) {
+    fn hand_on(&mut self) {
         while let Some(index) = self.pending.first_waiting() {
             let entry = self.pending.entry_mut(index);
             if entry.is_handed() {
@@ -256,7 +235,7 @@ impl pending::Desk for Desk {
             let request = Request { token, op: Op::Write, offset, segments: &segments };
             // SAFETY: the bounce buffer is left alone until the completion (invariant 1); the
             // caller of `push` promised that the range overlaps no other request's.
-            let pushed = unsafe { inner.push(request) };
+            let pushed = unsafe { self.inner.push(request) };
             assert!(pushed, "the inner queue has room for all bounce buffers");
             self.owners[bounce] = index;
             entry.handed += len as u64;
@@ -264,20 +243,78 @@ impl pending::Desk for Desk {
         }
     }
 
-    fn settle(&mut self, completion: Completion) {
-        let index = if completion.token & TOKEN_WRITE != 0 {
-            let bounce = (completion.token & !TOKEN_WRITE) as usize;
-            self.free_bounces.push(bounce);
-            self.owners[bounce]
+    /// Waits for the inner queue and books what it has finished.
+    fn wait_inner(&mut self, timeout: Duration) -> Result<()> {
+        let EncryptedQueue { inner, vault, pending, owners, free_bounces, .. } = self;
+        inner.wait(timeout, &mut |Completion { token, result }| {
+            let index = if token & TOKEN_WRITE != 0 {
+                let bounce = (token & !TOKEN_WRITE) as usize;
+                free_bounces.push(bounce);
+                owners[bounce]
+            } else {
+                token as usize
+            };
+            let entry = pending.entry(index);
+            let is_read = entry.op == Op::Read;
+            let result =
+                result.and_then(|()| if is_read { open_all(vault, entry) } else { Ok(()) });
+            pending.settle(index, result);
+        })
+    }
+}
+
+// SAFETY: a request is reported when the inner queue has reported all of its pieces, none of which is
+// handed on any more.
+unsafe impl Queue for EncryptedQueue {
+    unsafe fn push(&mut self, request: Request<'_>) -> bool {
+        let block = self.vault.block;
+        let capacity = ByteCount((self.vault.seals.len() * block) as u64);
+        let Some(index) = self.pending.accept(&request, block, capacity) else { return false };
+        if request.op == Op::Write {
+            self.pending.wait(index);
+            return true;
+        }
+        // SAFETY: the caller's promise, passed on.
+        let pushed = unsafe { self.inner.push(Request { token: index as u64, ..request }) };
+        if pushed {
+            let entry = self.pending.entry_mut(index);
+            (entry.handed, entry.pieces) = (entry.len, 1);
         } else {
-            completion.token as usize
-        };
-        let entry = self.pending.entry(index);
-        let result = match (completion.result, entry.op) {
-            (Ok(()), Op::Read) => open_all(&self.vault, entry),
-            (result, _) => result,
-        };
-        self.pending.settle(index, result);
+            self.pending.refuse(index);
+        }
+        pushed
+    }
+
+    fn submit(&mut self) -> Result<()> {
+        self.hand_on();
+        self.inner.submit()
+    }
+
+    fn watch(&mut self, fd: RawFd) -> Result<()> {
+        self.inner.watch(fd)
+    }
+
+    fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(Completion)) -> Result<()> {
+        self.hand_on();
+        let waited = self.wait_inner(timeout);
+        // Bounce buffers came back: what waited for them goes now, not with the next call.
+        let before = self.inner.in_flight();
+        self.hand_on();
+        self.pending.report(done);
+        waited?;
+        if self.inner.in_flight() > before { self.inner.submit() } else { Ok(()) }
+    }
+
+    fn poll_by(&mut self, polling: Polling) {
+        self.inner.poll_by(polling);
+    }
+
+    fn polled(&mut self) -> Polled {
+        self.inner.polled()
+    }
+
+    fn in_flight(&self) -> u32 {
+        self.pending.in_flight()
     }
 }
 

@@ -5,8 +5,7 @@
 //! `base`, `sys`, `meta`.
 //!
 //! [`BlockStore`] keeps bytes in a file or on a block device, [`MemStore`] in memory;
-//! `EncryptedStore` (feature `encrypt`) wraps a store and encrypts what it keeps; `CompressedStore` (feature
-//! `compress`) keeps pages compressed in memory, in front of another store.
+//! `EncryptedStore` (feature `encrypt`) wraps a store and encrypts what it keeps.
 //!
 //! # Invariants
 //! 1. A request is reported exactly once: done or failed. A short transfer is a failure (`EIO`).
@@ -15,23 +14,17 @@
 
 #![expect(unsafe_code, reason = "declares the unsafe calls that move bytes through raw buffers")]
 
-#[cfg(feature = "compress")]
-mod announced;
 mod bits;
 mod block;
 #[cfg(feature = "encrypt")]
 mod cipher;
-#[cfg(feature = "compress")]
-mod compressed;
 mod device;
 #[cfg(feature = "encrypt")]
 mod encrypted;
 mod inline_queue;
 mod mem;
-#[cfg(any(feature = "compress", feature = "encrypt"))]
+#[cfg(feature = "encrypt")]
 mod pending;
-#[cfg(feature = "compress")]
-mod ring;
 mod signature;
 pub(crate) mod slots;
 mod uring_queue;
@@ -40,8 +33,6 @@ mod vectors;
 mod wipe;
 
 pub use block::{BlockStore, IoEngine};
-#[cfg(feature = "compress")]
-pub use compressed::CompressedStore;
 #[cfg(feature = "encrypt")]
 pub use encrypted::EncryptedStore;
 pub use mem::MemStore;
@@ -203,17 +194,6 @@ pub unsafe trait Store: Send + Sync + Debug {
     /// where the store grows on a file system that others fill.
     fn room(&self) -> ByteCount {
         self.capacity()
-    }
-
-    /// RAM that the store takes for what it keeps, all of it from the start on: a region counts it against
-    /// its limit. (The [`MemStore`] of tests takes what no limit counts.)
-    fn memory(&self) -> ByteCount {
-        ByteCount::ZERO
-    }
-
-    /// Bytes that are kept compressed in that memory now, as large as they are without compression.
-    fn compressed(&self) -> ByteCount {
-        ByteCount::ZERO
     }
 
     /// Opens a queue that takes up to `depth` requests at once; 1 to 4,096, other values

@@ -1,8 +1,7 @@
 //! Requests that a queue has accepted and hands on to another store's queue, whole or in pieces.
 //!
-//! [`Pending`] is what the queues of `encrypted` and `compressed` know of their requests: which are
-//! accepted, how much of each is handed on, and what has failed. [`OuterQueue`] is such a queue, but for
-//! what a [`Desk`] does with bytes on their way.
+//! [`Pending`] is what the queues of `encrypted` know of their requests: which are accepted, how much of each is
+//! handed on, and what has failed.
 //!
 //! # Invariants
 //! 1. An index is free, or that of one request that is not reported.
@@ -10,14 +9,10 @@
 
 #![expect(unsafe_code, reason = "copies from the buffers of requests")]
 
-use super::{
-    Completion, IO_ALIGN, Op, Polled, Polling, Queue, Request, SEGMENTS_MAX, Segment, check_range,
-};
+use super::{Completion, IO_ALIGN, Op, Request, SEGMENTS_MAX, Segment, check_range};
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
 use std::collections::VecDeque;
-use std::os::fd::RawFd;
-use std::time::Duration;
 
 /// Bytes of a block, the unit of requests.
 ///
@@ -82,34 +77,20 @@ impl Entry {
         &self.segments[..self.count]
     }
 
-    /// The parts of the caller's buffers that hold `len` bytes from `at`, and their number.
-    pub(super) fn buffers(&self, at: u64, len: usize) -> ([Segment; SEGMENTS_MAX], usize) {
-        let mut parts = Entry::EMPTY.segments;
-        let (mut at, mut left, mut count) = (at as usize, len, 0);
-        for segment in self.segments() {
-            if at >= segment.len || left == 0 {
-                at = at.saturating_sub(segment.len);
-                continue;
-            }
-            let here = left.min(segment.len - at);
-            // SAFETY: within the segment.
-            let ptr = unsafe { segment.ptr.add(at) };
-            parts[count] = Segment { ptr, len: here };
-            (count, left, at) = (count + 1, left - here, 0);
-        }
-        (parts, count)
-    }
-
     /// Copies what the caller's buffers hold from `at`.
-    pub(super) fn copy_to(&self, at: u64, into: &mut [u8]) {
-        let (parts, count) = self.buffers(at, into.len());
-        let mut done = 0;
-        for part in &parts[..count] {
-            let to = into[done..done + part.len].as_mut_ptr();
-            // SAFETY: the caller of `push` keeps its buffers unchanged until the request is reported
-            // (invariant 2); `into` is the queue's own.
-            unsafe { to.copy_from_nonoverlapping(part.ptr, part.len) };
-            done += part.len;
+    pub(super) fn copy_to(&self, at: u64, mut into: &mut [u8]) {
+        let mut at = at as usize;
+        for segment in self.segments() {
+            let here = into.len().min(segment.len.saturating_sub(at));
+            let (part, rest) = into.split_at_mut(here);
+            if here > 0 {
+                // SAFETY: within the segment.
+                let from = unsafe { segment.ptr.add(at) };
+                // SAFETY: the caller of `push` keeps its buffers unchanged until the request is reported
+                // (invariant 2); `part` is the queue's own.
+                unsafe { part.as_mut_ptr().copy_from_nonoverlapping(from, here) };
+            }
+            (into, at) = (rest, at.saturating_sub(segment.len));
         }
     }
 
@@ -179,7 +160,6 @@ impl Pending {
     }
 
     /// Takes back an acceptance that the caller has not heard of.
-    #[cfg(feature = "encrypt")]
     pub(super) fn refuse(&mut self, index: usize) {
         self.free.push(index);
     }
@@ -202,13 +182,9 @@ impl Pending {
         self.waiting.front().copied()
     }
 
-    /// The first request waits no more, and is done if no piece of it is under way.
+    /// The first request is handed on whole, and waits no more.
     pub(super) fn end_first_wait(&mut self) {
-        if let Some(index) = self.waiting.pop_front()
-            && self.entries[index].is_done()
-        {
-            self.finished.push_back(index);
-        }
+        self.waiting.pop_front();
     }
 
     /// Books what became of a piece of a request. The rest of one that failed is not handed on any more.
@@ -225,91 +201,12 @@ impl Pending {
     }
 
     /// Reports what is done.
-    fn report(&mut self, done: &mut dyn FnMut(Completion)) {
+    pub(super) fn report(&mut self, done: &mut dyn FnMut(Completion)) {
         while let Some(index) = self.finished.pop_front() {
             self.free.push(index);
             let entry = &mut self.entries[index];
             let result = entry.failure.take().map_or(Ok(()), Err);
             done(Completion { token: entry.token, result });
         }
-    }
-}
-
-/// Transformation of requests on their way to and from another store's queue.
-pub(super) trait Desk: Send {
-    fn pending(&self) -> &Pending;
-
-    fn pending_mut(&mut self) -> &mut Pending;
-
-    /// Accepts a request; `false`: the queue is full.
-    ///
-    /// # Safety
-    /// As for [`Queue::push`].
-    unsafe fn accept(&mut self, request: Request<'_>, inner: &mut dyn Queue) -> bool;
-
-    /// Hands on what waits, as far as that goes now.
-    fn hand_on(&mut self, inner: &mut dyn Queue);
-
-    /// Books what the inner queue has finished.
-    fn settle(&mut self, completion: Completion);
-
-    /// The queue ends.
-    fn close(&mut self, _inner: &mut dyn Queue) {}
-}
-
-/// A queue in front of another store's.
-pub(super) struct OuterQueue<D: Desk> {
-    /// Dropped before the desk, whose buffers its requests use.
-    pub(super) inner: Box<dyn Queue>,
-    pub(super) desk: D,
-}
-
-// SAFETY: a request is reported when the inner queue has reported all of its pieces, none of which is
-// handed on any more, and the desk has dealt with the rest.
-unsafe impl<D: Desk> Queue for OuterQueue<D> {
-    unsafe fn push(&mut self, request: Request<'_>) -> bool {
-        // SAFETY: the caller's promise, passed on.
-        unsafe { self.desk.accept(request, &mut *self.inner) }
-    }
-
-    fn submit(&mut self) -> Result<()> {
-        self.desk.hand_on(&mut *self.inner);
-        self.inner.submit()
-    }
-
-    fn watch(&mut self, fd: RawFd) -> Result<()> {
-        self.inner.watch(fd)
-    }
-
-    fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(Completion)) -> Result<()> {
-        self.desk.hand_on(&mut *self.inner);
-        let is_done = !self.desk.pending().finished.is_empty();
-        let timeout = if is_done { Duration::ZERO } else { timeout };
-        let desk = &mut self.desk;
-        let waited = self.inner.wait(timeout, &mut |completion| desk.settle(completion));
-        // Room came back: what waited for it goes now, not with the next call.
-        let before = self.inner.in_flight();
-        self.desk.hand_on(&mut *self.inner);
-        self.desk.pending_mut().report(done);
-        waited?;
-        if self.inner.in_flight() > before { self.inner.submit() } else { Ok(()) }
-    }
-
-    fn poll_by(&mut self, polling: Polling) {
-        self.inner.poll_by(polling);
-    }
-
-    fn polled(&mut self) -> Polled {
-        self.inner.polled()
-    }
-
-    fn in_flight(&self) -> u32 {
-        self.desk.pending().in_flight()
-    }
-}
-
-impl<D: Desk> Drop for OuterQueue<D> {
-    fn drop(&mut self) {
-        self.desk.close(&mut *self.inner);
     }
 }

@@ -66,7 +66,7 @@ fn defaults_are_as_documented() {
         config.to_string(),
         "limit:auto,far_limit:auto,overwrite:off,reserve:off,page:16KiB,threshold:64KiB,handlers:auto,span:1TiB,\
          checksum:on,deadline:30s,poll:200us,user_mode:auto,readahead:on,\
-         mode:handler,encrypt:off,compress:off,wipe:off,metadata:local,node:any,check:off"
+         mode:handler,encrypt:off,wipe:off,metadata:local,node:any,check:off"
     );
 }
 

@@ -3,7 +3,6 @@
 mod caches;
 #[path = "../common/mod.rs"]
 mod common;
-mod compressed;
 mod config;
 mod failures;
 mod kernel;

@@ -6,7 +6,6 @@
 mod claims;
 #[path = "../common/mod.rs"]
 mod common;
-mod compressed;
 mod devices;
 #[path = "../../src/base/expected_panic.rs"]
 mod expected_panic;
@@ -14,8 +13,7 @@ mod faulty;
 
 use expected_panic::ExpectedPanic;
 use farheap::store::{
-    BlockStore, Completion, CompressedStore, IoEngine, MemStore, Op, Polled, Polling, Queue,
-    Request, Segment, Store,
+    BlockStore, Completion, IoEngine, MemStore, Op, Polled, Polling, Queue, Request, Segment, Store,
 };
 use farheap::{ByteCount, Error};
 use std::fs::{self, File};
@@ -97,8 +95,6 @@ fn collect(queue: &mut dyn Queue, count: usize) -> Vec<Completion> {
 fn on_every_store(body: impl Fn(&dyn Store)) {
     let memory = || MemStore::new(ByteCount::mib(4)).expect("memory");
     body(&memory());
-    let (ring, block) = (ByteCount::mib(2), ByteCount(PAGE as u64));
-    body(&CompressedStore::new(Arc::new(memory()), ring, block).expect("memory"));
     for engine in [IoEngine::Sync, IoEngine::Uring] {
         let store = BlockStore::temporary(None, Some(ByteCount::mib(4))).expect("temporary");
         match store.with_engine(engine) {

@@ -1,6 +1,5 @@
 //! Random faults of 4 KiB pages on devices.
 
-use super::memory::MODES;
 use crate::child::{Kind, Paging};
 use crate::device::{LoopDevice, PatternFile, Swap, Target};
 use crate::far::{self, Far};
@@ -9,7 +8,6 @@ use crate::raw::{self, Writes};
 use crate::report::{Figure, Row};
 use crate::work::{Mix, Order};
 use crate::{Failure, Plan, Result, Sample, Side, take_turns};
-use farheap::ByteCount;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,27 +55,6 @@ pub(crate) fn on_loop(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
     drop(swap);
     // The region's device goes after the region.
     drop(far);
-    Ok(())
-}
-
-/// Pages that leave stay compressed in memory, all of them: the swapped child gets room for none of its
-/// compressed pages out of its limit either.
-pub(crate) fn compressed(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
-    if !cfg!(feature = "compress") {
-        return Err(Failure::Skipped("built without the feature `compress`".to_owned()));
-    }
-    let ring = plan.data + plan.data / 8;
-    allow_swap(plan)?;
-    let _swap = Swap::on_zram(plan.data + plan.data / 4)?;
-    let mut swapped = paging(plan, Kind::Swapped, Path::new("/dev/null"))?;
-    for (name, mode) in MODES {
-        let config = far::config(KERNEL_PAGE, plan.cache + ring, plan.data).mode(mode);
-        let config = config.compress(ByteCount(ring as u64));
-        let far = Far::stored(config, far::memory_store(plan.data)?, plan.data)?;
-        // Without a device there is less to win: ahead is enough.
-        let place = format!("compressed, {name}");
-        against_child(plan, &place, &far, &mut swapped, (SWAP, 1.0), rows)?;
-    }
     Ok(())
 }
 

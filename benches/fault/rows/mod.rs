@@ -42,11 +42,6 @@ pub(crate) const ALL: &[Group] = &[
         run: faults::on_loop,
     },
     Group {
-        name: "compressed",
-        about: "random 4 KiB faults, compressed memory (feature `compress`); swap on zram",
-        run: faults::compressed,
-    },
-    Group {
         name: "mixed",
         about: "random 50 % writes, 4 KiB; raw reads and writes, UMap, mmap, swap",
         run: faults::mixed,

@@ -5,7 +5,7 @@
 //! | page sizes | Figure 5, but for jemalloc's `retain`, which far arenas need |
 //! | metadata and retained addresses of a migration | Figure 6 |
 //! | metadata in the tier, and separated | Figure 7 (module `separation`) |
-//! | a loop device, a network block device, compressed memory, a mapped file | beyond it |
+//! | a loop device, a network block device, a mapped file | beyond it |
 
 use crate::child::Side;
 use crate::failure::{Failure, Result};
@@ -178,13 +178,10 @@ impl Job<'_> {
 
     /// One page size on other devices.
     fn devices(&self, page: ByteCount, rows: &mut Vec<Row>) -> Result<()> {
-        // The compressed store wants room for 128 pages.
-        let page = page.min(ByteCount::kib(64));
         let base = self.side("the file", Side::Far, &self.conf(page, ""))?;
         let Some(base) = base else { return Ok(()) };
         let base: Vec<f64> = base.iter().map(Told::slowdown).collect();
-        let compress = format!(",compress:{}", self.cache.get() / 4);
-        let mut sides = vec![("compressed memory, a quarter of the cache", Ok(compress), None)];
+        let mut sides = Vec::new();
         let size = ByteCount(self.cache.get() * 100 / self.options.cache.max(1) * 3 / 2);
         for (what, device) in [
             ("a loop device", Device::on_loop(size)),

@@ -58,7 +58,7 @@ pub(in crate::paging) struct FramePool {
 }
 
 impl FramePool {
-    /// Frames for pages of `config.page` under `budget`, all empty; `aside` is what the store takes of that.
+    /// Frames for pages of `config.page` under `budget`, all empty.
     ///
     /// # Errors
     /// When the address space cannot be reserved.
@@ -66,7 +66,6 @@ impl FramePool {
         config: &RegionConfig,
         moves: Moves,
         account: Option<Account>,
-        aside: ByteCount,
         discarder: Arc<Discarder>,
         sched: Arc<HandlerSched>,
     ) -> Result<FramePool> {
@@ -81,7 +80,7 @@ impl FramePool {
             staging: Frames::new(singles, runs, page_bytes, huge)?,
             discarder,
             budget,
-            managed: Managed::new(account, aside),
+            managed: Managed::new(account),
             purge: Purge::new(),
             moves,
             watermarks: Watermarks::new(config.page),

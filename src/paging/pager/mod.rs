@@ -93,14 +93,7 @@ impl Pager {
         let pages = config.span.as_usize() / page_bytes;
         let (mapper, moves) = Mapper::new(config)?;
         let sched = Arc::new(HandlerSched::new(config.handlers)?);
-        let pool = FramePool::new(
-            config,
-            moves,
-            account,
-            store.memory(),
-            mapper.discarder(),
-            Arc::clone(&sched),
-        )?;
+        let pool = FramePool::new(config, moves, account, mapper.discarder(), Arc::clone(&sched))?;
         let frames = pool.staging();
         let table = PageTable::new(config.span.as_usize(), page_bytes)?;
         mapper.register_faults(table.start(), table.len())?;
@@ -110,7 +103,7 @@ impl Pager {
             table.bind(node)?;
             frames.bind(node)?;
         }
-        let limit = PageCount(pool.managed().without_aside(config.limit).0 / config.page.0);
+        let limit = PageCount(config.limit.0 / config.page.0);
         let residents = Residents::new(PageCount(pages as u64), limit)?;
         let slots = SlotStore::new(config, store)?;
         let may_inherit = config.inherit && config.wipe == Wipe::Off;

@@ -67,7 +67,7 @@ pub(in crate::paging) fn set_limit(pager: &Pager, limit: ByteCount) {
 
 /// Sets the watermarks and the policy's sizes that follow from the limit.
 fn follow_limit(pager: &Pager) {
-    let limit = pager.managed().without_aside(pager.budget().limit());
+    let limit = pager.budget().limit();
     pager.pool().watermarks().set(limit);
     pager.policy().lock().resize(PageCount(limit.0 / pager.page_bytes() as u64));
     pager.pool().waiters().call_evictor();
