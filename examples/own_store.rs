@@ -13,7 +13,7 @@
 
 #![expect(unsafe_code, reason = "implements a store, on which memory safety rests")]
 
-use farheap::store::{BlockStore, Completion, Op, Polled, Polling, Queue, Request, Store};
+use farheap::store::{BlockStore, Completion, Op, Queue, Request, Store};
 use farheap::{ByteCount, Config, Error, FarHeap, Heap};
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -109,16 +109,8 @@ unsafe impl Queue for CountingQueue {
         self.inner.watch(fd)
     }
 
-    fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(Completion)) -> Result<(), Error> {
+    fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(Completion)) -> Result<bool, Error> {
         self.inner.wait(timeout, done)
-    }
-
-    fn poll_by(&mut self, polling: Polling) {
-        self.inner.poll_by(polling);
-    }
-
-    fn polled(&mut self) -> Polled {
-        self.inner.polled()
     }
 
     fn in_flight(&self) -> u32 {

@@ -19,10 +19,7 @@
 
 use super::cipher::{Cipher, Seal};
 use super::pending::{Entry, Pending, block_bytes, whole_blocks};
-use super::{
-    Completion, DEPTH_MAX, IO_ALIGN, OnlyUser, Op, Polled, Polling, Queue, Request,
-    Segment, Store,
-};
+use super::{Completion, DEPTH_MAX, IO_ALIGN, OnlyUser, Op, Queue, Request, Segment, Store};
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicU64, Ordering};
 use crate::base::units::ByteCount;
@@ -244,7 +241,7 @@ impl EncryptedQueue {
     }
 
     /// Waits for the inner queue and books what it has finished.
-    fn wait_inner(&mut self, timeout: Duration) -> Result<()> {
+    fn wait_inner(&mut self, timeout: Duration) -> Result<bool> {
         let EncryptedQueue { inner, vault, pending, owners, free_bounces, .. } = self;
         inner.wait(timeout, &mut |Completion { token, result }| {
             let index = if token & TOKEN_WRITE != 0 {
@@ -294,23 +291,17 @@ unsafe impl Queue for EncryptedQueue {
         self.inner.watch(fd)
     }
 
-    fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(Completion)) -> Result<()> {
+    fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(Completion)) -> Result<bool> {
         self.hand_on();
         let waited = self.wait_inner(timeout);
         // Bounce buffers came back: what waited for them goes now, not with the next call.
         let before = self.inner.in_flight();
         self.hand_on();
         self.pending.report(done);
-        waited?;
-        if self.inner.in_flight() > before { self.inner.submit() } else { Ok(()) }
-    }
-
-    fn poll_by(&mut self, polling: Polling) {
-        self.inner.poll_by(polling);
-    }
-
-    fn polled(&mut self) -> Polled {
-        self.inner.polled()
+        if self.inner.in_flight() > before {
+            self.inner.submit()?;
+        }
+        waited
     }
 
     fn in_flight(&self) -> u32 {

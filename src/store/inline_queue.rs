@@ -133,11 +133,10 @@ unsafe impl<T: Transfer> Queue for InlineQueue<T> {
         Ok(())
     }
 
-    fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(Completion)) -> Result<()> {
+    fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(Completion)) -> Result<bool> {
         self.submit()?;
         if self.reported == self.ran {
             return poll_readable(&self.watched[..self.watches], timeout)
-                .map(drop)
                 .map_err(|errno| Error::Os { call: "poll", errno: errno.0 });
         }
         while self.reported < self.ran {
@@ -147,7 +146,7 @@ unsafe impl<T: Transfer> Queue for InlineQueue<T> {
             self.reported += 1;
             done(completion);
         }
-        Ok(())
+        Ok(true)
     }
 
     fn in_flight(&self) -> u32 {

@@ -316,36 +316,15 @@ fn overwrite<S: Store + ?Sized>(store: &S, offset: u64, len: u64) -> Result<()> 
 }
 
 fn collect_writes(queue: &mut dyn Queue, outcome: &mut Result<()>) -> Result<()> {
-    queue.wait(ZERO_WAIT, &mut |completion| {
+    let mut note = |completion: Completion| {
         if let (Ok(()), Err(error)) = (&*outcome, completion.result) {
             *outcome = Err(error);
         }
-    })
+    };
+    queue.wait(ZERO_WAIT, &mut note).map(drop)
 }
 
 const _: () = assert!(ZEROS_LEN.is_multiple_of(IO_ALIGN as u64));
-
-/// How [`Queue::wait`] looks for news before it sleeps, while requests are in flight.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Polling {
-    /// For how long; zero: not at all.
-    pub time: Duration,
-    /// Whether it offers the processor to other threads between two looks.
-    pub yields: bool,
-}
-
-/// Result of looking before sleeping.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Polled {
-    /// Waits that looked.
-    pub waits: u32,
-    /// Of these, waits that then had news, and did not sleep.
-    pub hits: u32,
-    /// Times the processor was offered to others.
-    pub yields: u32,
-    /// The longest time until an offered processor came back.
-    pub yield_max: Duration,
-}
 
 /// Requests in flight to one store, owned by one thread.
 ///
@@ -389,20 +368,13 @@ pub unsafe trait Queue: Send {
     fn watch(&mut self, fd: RawFd) -> Result<()>;
 
     /// Reports finished requests. When none is finished yet, waits until one is, a watched
-    /// descriptor is readable, or `timeout` has passed; a zero timeout only looks. Also submits.
+    /// descriptor is readable, or `timeout` has passed; a zero timeout only looks, which is best done without a
+    /// system call: a handler looks again and again before it sleeps. Also submits. Returns whether a request was
+    /// reported or a watched descriptor is readable.
     ///
     /// # Errors
     /// When the kernel refuses to wait. `EINTR` is a normal early return, not an error.
-    fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(Completion)) -> Result<()>;
-
-    /// How [`wait`](Queue::wait) looks for news before it sleeps, from now on. At first it does
-    /// not. A queue that cannot look without a system call ignores it.
-    fn poll_by(&mut self, _polling: Polling) {}
-
-    /// Results of looking before sleeping, in the waits since the last call.
-    fn polled(&mut self) -> Polled {
-        Polled::default()
-    }
+    fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(Completion)) -> Result<bool>;
 
     /// Requests accepted and not yet reported.
     fn in_flight(&self) -> u32;

@@ -14,7 +14,7 @@
 use super::device::Device;
 use super::inline_queue::ENTRY_BYTES;
 use super::vectors::Vectors;
-use super::{Completion, Op, Polled, Polling, Queue, Request, WATCHES_FULL, WATCHES_MAX};
+use super::{Completion, Op, Queue, Request, WATCHES_FULL, WATCHES_MAX};
 use crate::base::deadline::{Deadline, look_every};
 use crate::base::error::{Error, Result};
 use crate::sys::file::{Errno, IoVec};
@@ -70,8 +70,14 @@ struct Watch {
 /// Result of one look at the ring.
 #[derive(Clone, Copy, Debug, Default)]
 struct Reaped {
-    reported: u32,
+    has_reported: bool,
     woken: bool,
+}
+
+impl Reaped {
+    fn is_news(self) -> bool {
+        self.has_reported || self.woken
+    }
 }
 
 /// A queue on io_uring.
@@ -84,8 +90,8 @@ pub(super) struct UringQueue {
     free: Box<[u32]>,
     free_len: usize,
     watches: [Option<Watch>; WATCHES_MAX],
-    polling: Polling,
-    polled: Polled,
+    /// The last wait only looked, and found nothing.
+    has_looked: bool,
 }
 
 /// Bytes of a queue of this depth, of requests of up to `segments` buffers: of the kinds there are, of the
@@ -125,8 +131,7 @@ impl UringQueue {
             free: (0..depth).rev().collect(),
             free_len: depth as usize,
             watches: [None; WATCHES_MAX],
-            polling: Polling::default(),
-            polled: Polled::default(),
+            has_looked: false,
         })
     }
 
@@ -164,7 +169,7 @@ impl UringQueue {
                 let token = self.flights[index as usize].token;
                 self.free[self.free_len] = index;
                 self.free_len += 1;
-                reaped.reported += 1;
+                reaped.has_reported = true;
                 done(Completion { token, result });
             }
         }
@@ -210,36 +215,6 @@ impl UringQueue {
                 watch.armed = true;
             }
         }
-    }
-
-    /// Looks for news without sleeping. A look is no system call; between two of them the
-    /// processor is offered to others, if so wished.
-    fn poll(&mut self, deadline: Instant) -> Result<()> {
-        let Polling { time, yields } = self.polling;
-        if time.is_zero() || self.in_flight() == 0 {
-            return Ok(());
-        }
-        self.submit()?;
-        self.polled.waits += 1;
-        let mut now = Instant::now();
-        let until = deadline.min(now + time);
-        while !self.ring.has_news() {
-            if now >= until {
-                return Ok(());
-            }
-            if !yields {
-                std::hint::spin_loop();
-                now = Instant::now();
-                continue;
-            }
-            let offered = now;
-            std::thread::yield_now();
-            now = Instant::now();
-            self.polled.yields += 1;
-            self.polled.yield_max = self.polled.yield_max.max(now - offered);
-        }
-        self.polled.hits += 1;
-        Ok(())
     }
 
     /// Waits until the ring is empty or the time is up.
@@ -333,38 +308,34 @@ unsafe impl Queue for UringQueue {
         Ok(())
     }
 
-    fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(Completion)) -> Result<()> {
+    fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(Completion)) -> Result<bool> {
         let deadline = Instant::now() + timeout.min(WAIT_MAX);
         let mut reaped = self.reap(done);
-        // A poll that ended before now told of what the caller has probably read since. Whatever
-        // is still there ends the new one at once.
-        reaped.woken = false;
+        // A poll that ended before now told of what the caller has probably read since, unless it has done nothing
+        // but look. Whatever is still there ends the new one at once.
+        reaped.woken &= std::mem::take(&mut self.has_looked);
         loop {
-            if reaped.reported > 0 || reaped.woken {
-                return self.submit();
+            if reaped.is_news() {
+                self.submit()?;
+                return Ok(true);
             }
             self.arm_watches();
-            self.poll(deadline)?;
             if self.ring.has_outcomes() {
                 // Nothing that the kernel would have to be asked for.
                 reaped = self.reap(done);
                 continue;
             }
             let left = deadline.saturating_duration_since(Instant::now());
-            self.ring.submit_and_wait(left).map_err(enter_failed)?;
-            reaped = self.reap(done);
+            if !left.is_zero() || self.ring.has_unsubmitted() || self.ring.has_news() {
+                self.ring.submit_and_wait(left).map_err(enter_failed)?;
+                reaped = self.reap(done);
+            }
             if left.is_zero() {
-                return self.submit();
+                self.has_looked = timeout.is_zero() && !reaped.is_news();
+                self.submit()?;
+                return Ok(reaped.is_news());
             }
         }
-    }
-
-    fn poll_by(&mut self, polling: Polling) {
-        self.polling = polling;
-    }
-
-    fn polled(&mut self) -> Polled {
-        std::mem::take(&mut self.polled)
     }
 
     fn in_flight(&self) -> u32 {

@@ -462,7 +462,7 @@ impl FaultyQueue {
             finished += 1;
         });
         self.hold(finished);
-        waited.map(|()| finished)
+        waited.map(|_| finished)
     }
 
     fn hold(&mut self, count: u64) {
@@ -554,12 +554,12 @@ unsafe impl Queue for FaultyQueue {
         self.inner.watch(fd)
     }
 
-    fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(Completion)) -> Result<()> {
+    fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(Completion)) -> Result<bool> {
         let deadline = Instant::now() + timeout.min(WAIT_MAX);
         self.inner.submit()?;
         loop {
             if self.report(done) > 0 {
-                return Ok(());
+                return Ok(true);
             }
             let left = deadline.saturating_duration_since(Instant::now());
             let slice = self.slice(left);
@@ -568,8 +568,7 @@ unsafe impl Queue for FaultyQueue {
             // The inner queue came back early and empty-handed: a watched descriptor or a signal.
             let woken = finished == 0 && started.elapsed() < slice;
             if woken || left.is_zero() {
-                self.report(done);
-                return Ok(());
+                return Ok(self.report(done) > 0 || woken);
             }
         }
     }

@@ -92,7 +92,7 @@ unsafe impl Queue for HookedQueue {
         self.inner.watch(fd)
     }
 
-    fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(Completion)) -> Result<()> {
+    fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(Completion)) -> Result<bool> {
         self.inner.wait(timeout, done)
     }
 

@@ -294,9 +294,10 @@ unsafe impl Queue for PowerQueue {
         Ok(())
     }
 
-    fn wait(&mut self, _: Duration, done: &mut dyn FnMut(Completion)) -> Result<()> {
+    fn wait(&mut self, _: Duration, done: &mut dyn FnMut(Completion)) -> Result<bool> {
+        let is_news = !self.done.is_empty();
         self.done.drain(..).for_each(done);
-        Ok(())
+        Ok(is_news)
     }
 
     fn in_flight(&self) -> u32 {

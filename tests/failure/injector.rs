@@ -236,7 +236,7 @@ unsafe impl Queue for BadQueue {
         self.inner.watch(fd)
     }
 
-    fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(Completion)) -> Result<()> {
+    fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(Completion)) -> Result<bool> {
         let mine = self.plan.wait_panics_of.load(Ordering::Relaxed) == self.whose as u64;
         if mine {
             panic_if(&self.plan.wait_panics);
@@ -250,7 +250,7 @@ unsafe impl Queue for BadQueue {
             let (_, offset, len) = failing.swap_remove(at);
             let error = failed(offset, len);
             done(Completion { token, result: Err(error) });
-            return Ok(());
+            return Ok(true);
         }
         self.inner.wait(timeout, &mut |mut completion| {
             if *held == Some((completion.token, false)) {

@@ -13,7 +13,7 @@ mod faulty;
 
 use expected_panic::ExpectedPanic;
 use farheap::store::{
-    BlockStore, Completion, IoEngine, MemStore, Op, Polled, Polling, Queue, Request, Segment, Store,
+    BlockStore, Completion, IoEngine, MemStore, Op, Queue, Request, Segment, Store,
 };
 use farheap::{ByteCount, Error};
 use std::fs::{self, File};
@@ -123,25 +123,6 @@ fn bytes_come_back_as_they_were_written_however_they_are_split() {
 }
 
 #[test]
-fn looking_before_sleeping_is_counted_and_changes_no_bytes() {
-    on_every_store(|store| {
-        let mut queue = store.open_queue(4).expect("a queue opens");
-        let written = pages(2, 31);
-        for (offset, yields) in [(0, false), (MIB.0, true)] {
-            queue.poll_by(Polling { time: Duration::from_millis(1), yields });
-            let (mut there, mut back) = (written.clone(), pages(2, 32));
-            run(&mut *queue, Op::Write, offset, &whole(&mut there)).expect("writes");
-            run(&mut *queue, Op::Read, offset, &whole(&mut back)).expect("reads");
-            assert!(back == written, "{}", store.describe());
-            let polled = queue.polled();
-            assert!(polled.hits <= polled.waits && polled.waits <= 64, "{polled:?}");
-            assert!(yields || polled.yields == 0, "{polled:?}");
-            assert_eq!(queue.polled(), Polled::default(), "counted once");
-        }
-    });
-}
-
-#[test]
 fn a_full_queue_takes_no_more_until_completions_are_reported() {
     on_every_store(|store| {
         let mut queue = store.open_queue(64).expect("queue");
@@ -218,7 +199,9 @@ fn a_watched_descriptor_ends_every_wait_while_it_is_readable() {
         queue.watch(quiet.as_raw_fd()).expect("watch");
         queue.watch(noisy.as_raw_fd()).expect("watch");
         let mut none = |completion| panic!("nothing was pushed: {completion:?}");
-        queue.wait(Duration::from_millis(2), &mut none).expect("time-out");
+        for timeout in [Duration::from_millis(2), Duration::ZERO, Duration::ZERO] {
+            assert!(!queue.wait(timeout, &mut none).expect("time-out"));
+        }
         let waker = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(20));
             writer.write_all(b"ab").expect("write");
@@ -228,7 +211,8 @@ fn a_watched_descriptor_ends_every_wait_while_it_is_readable() {
         queue.wait(LONG, &mut none).expect("woken");
         let mut byte = [0];
         noisy.read_exact(&mut byte).expect("a byte is there");
-        queue.wait(LONG, &mut none).expect("woken by what was left");
+        assert!(queue.wait(Duration::ZERO, &mut none).expect("a look"), "a byte was left");
+        assert!(queue.wait(LONG, &mut none).expect("woken by what was left"));
         noisy.read_exact(&mut byte).expect("a byte is there");
         assert!(started.elapsed() < LONG);
         let writer = waker.join().expect("waker");

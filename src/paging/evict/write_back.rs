@@ -118,7 +118,7 @@ impl WriteBack {
     pub(super) fn collect(&mut self, timeout: Duration, leaving: &mut Leaving) -> Result<()> {
         let (queue, finished) = (&mut self.queue, &mut self.finished);
         let mut done = |completion| finished.push(completion);
-        self.pager.guarded(|| queue.wait(timeout, &mut done)).unwrap_or(Ok(()))?;
+        self.pager.guarded(|| queue.wait(timeout, &mut done)).unwrap_or(Ok(false))?;
         while let Some(completion) = self.finished.pop() {
             self.finish(completion, leaving);
         }

@@ -15,14 +15,12 @@ use crate::paging::evict::policy::Insert;
 use crate::paging::fault::fill;
 use crate::paging::fault::fill::{Attempts, NotBegun};
 use crate::paging::fault::no_room;
-use crate::paging::fault::sched::ThreadSched;
+use crate::paging::fault::sched::{Polled, Polling, ThreadSched};
 use crate::paging::fault::status::{FaultStatus, Purpose};
 use crate::paging::page::frames::push;
 use crate::paging::page::word::{FrameId, State, Word};
 use crate::paging::pager::Pager;
-use crate::store::{
-    Completion, Op, Polled, Polling, Queue, Request, SEGMENTS_MAX, Segment, queue_bytes,
-};
+use crate::store::{Completion, Op, Queue, Request, SEGMENTS_MAX, Segment, queue_bytes};
 use crate::sys::uffd::Wake;
 use crate::sys::vm::KERNEL_PAGE;
 use std::sync::Arc;
@@ -407,22 +405,19 @@ impl Reads {
         }
     }
 
-    /// Waits for news of the device, for faults and for calls of the handler.
+    /// Waits for news of the device, for faults and for calls of the handler; while requests are under way, looks
+    /// for them first, as `polling` says.
     ///
     /// # Errors
     /// When the queue is of no use any more.
     pub(super) fn wait(&mut self, timeout: Duration, polling: Polling) -> Result<Polled> {
-        self.queue.poll_by(polling);
-        let (queue, finished) = (&mut self.queue, &mut self.finished);
-        let mut done = |completion| finished.push(completion);
-        self.pager.guarded(|| queue.wait(timeout, &mut done)).unwrap_or(Ok(()))?;
-        let polled = self.queue.polled();
-        if polled.waits > 0 {
-            let counters = self.pager.counters();
-            counters.polls.add(polled.waits.into());
-            counters.poll_hits.add(polled.hits.into());
-            counters.poll_yields.add(polled.yields.into());
-        }
+        let (queue, finished, pager) = (&mut self.queue, &mut self.finished, &self.pager);
+        let polling = if queue.in_flight() > 0 { polling } else { Polling::NOT };
+        let polled = polling.wait(timeout, |timeout| {
+            let mut done = |completion| finished.push(completion);
+            pager.guarded(|| queue.wait(timeout, &mut done)).unwrap_or(Ok(true))
+        })?;
+        polled.count(self.pager.counters());
         Ok(polled)
     }
 

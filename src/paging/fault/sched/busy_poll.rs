@@ -12,7 +12,8 @@
 //! its answers take whether this is one: what handlers do about two threads depends on it
 //! (`active_set`).
 
-use crate::store::{Polled, Polling};
+use crate::base::error::Result;
+use crate::paging::counters::Counters;
 use std::time::{Duration, Instant};
 
 /// A new answer is 1/WEIGHT of the usual time.
@@ -31,6 +32,91 @@ const COPIED_PER_US: usize = 4 << 10;
 /// Answers at once count up to this and others down; a store becomes one that answers at once at
 /// three quarters, and ceases to be at one quarter.
 const SCORE_MAX: u32 = 64;
+
+/// How a handler looks for news before it sleeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::paging) struct Polling {
+    /// For how long; zero: not at all.
+    time: Duration,
+    /// Whether it offers the processor to other threads between two looks.
+    yields: bool,
+}
+
+impl Polling {
+    /// Not at all.
+    pub(in crate::paging) const NOT: Polling = Polling { time: Duration::ZERO, yields: false };
+
+    /// Waits by `wait`, which takes a time-out and returns whether there was news: for `timeout` at most, first
+    /// without sleeping.
+    ///
+    /// # Errors
+    /// As `wait`.
+    pub(in crate::paging) fn wait(
+        self,
+        timeout: Duration,
+        mut wait: impl FnMut(Duration) -> Result<bool>,
+    ) -> Result<Polled> {
+        let time = self.time.min(timeout);
+        let mut polled = Polled::default();
+        if !time.is_zero() {
+            self.look(time, &mut polled, || wait(Duration::ZERO))?;
+        }
+        if !polled.is_hit {
+            wait(timeout.saturating_sub(time))?;
+        }
+        Ok(polled)
+    }
+
+    fn look(
+        self,
+        time: Duration,
+        polled: &mut Polled,
+        mut look: impl FnMut() -> Result<bool>,
+    ) -> Result<()> {
+        polled.has_looked = true;
+        let mut now = Instant::now();
+        let until = now + time;
+        loop {
+            polled.is_hit = look()?;
+            if polled.is_hit || now >= until {
+                return Ok(());
+            }
+            let offered = now;
+            if self.yields {
+                std::thread::yield_now();
+            } else {
+                std::hint::spin_loop();
+            }
+            now = Instant::now();
+            if self.yields {
+                polled.yields += 1;
+                polled.yield_max = polled.yield_max.max(now - offered);
+            }
+        }
+    }
+}
+
+/// Result of looking before sleeping.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::paging) struct Polled {
+    has_looked: bool,
+    /// There was news.
+    is_hit: bool,
+    /// Times the processor was offered to others.
+    yields: u32,
+    /// The longest time until an offered processor came back.
+    yield_max: Duration,
+}
+
+impl Polled {
+    pub(in crate::paging) fn count(self, counters: &Counters) {
+        if self.has_looked {
+            counters.polls.add(1);
+            counters.poll_hits.add(self.is_hit.into());
+            counters.poll_yields.add(self.yields.into());
+        }
+    }
+}
 
 /// Estimates of the device's time, and of the demand for the processor.
 #[derive(Debug)]
@@ -78,10 +164,11 @@ impl BusyPoll {
         }
     }
 
-    /// How to look from `now` on; not at all when answers usually take too long.
+    /// How to look from `now` on; not at all when answers usually take too long, or are there at once.
     pub(super) fn plan(&self, gives_way: bool, now: Instant) -> Polling {
         let alone = gives_way || now >= self.offers_from;
-        let time = if self.usual <= self.longest && alone { self.longest } else { Duration::ZERO };
+        let helps = self.usual <= self.longest && !self.at_once;
+        let time = if helps && alone { self.longest } else { Duration::ZERO };
         Polling { time, yields: !gives_way }
     }
 }

@@ -21,6 +21,7 @@ mod idle_policy;
 mod per_thread;
 mod shared;
 
+pub(in crate::paging) use busy_poll::{Polled, Polling};
 pub(in crate::paging) use detour::Detour;
 pub(in crate::paging) use idle_policy::PolicySupervisor;
 pub(in crate::paging) use per_thread::ThreadSched;

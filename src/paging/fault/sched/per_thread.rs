@@ -2,11 +2,10 @@
 
 use crate::base::error::{Error, Result};
 use crate::paging::fault::sched::affinity::{Activate, Affinity, Arrival};
-use crate::paging::fault::sched::busy_poll::BusyPoll;
+use crate::paging::fault::sched::busy_poll::{BusyPoll, Polled, Polling};
 use crate::paging::fault::sched::idle_policy::IdleState;
 use crate::paging::fault::sched::shared::HandlerSched;
 use crate::paging::fault::starved::FAULTS_MAX;
-use crate::store::{Polled, Polling};
 use crate::sys::event::poll_readable;
 use crate::sys::thread;
 use std::os::fd::RawFd;
@@ -150,9 +149,7 @@ impl ThreadSched {
 
     /// The handler has waited. `idle`: it found nothing to do in this turn.
     pub(in crate::paging) fn waited(&mut self, idle: bool, polled: Polled) {
-        if polled.waits > 0 {
-            self.busy_poll.looked(polled, Instant::now());
-        }
+        self.busy_poll.looked(polled, Instant::now());
         self.waited_for_faults &= idle;
         let bell = &self.shared.bells[self.handler];
         // Not after every fault that was waited for: to answer the bell is a system call. A handler
