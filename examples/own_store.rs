@@ -46,10 +46,6 @@ unsafe impl<S: Store> Store for Counting<S> {
         self.inner.capacity()
     }
 
-    fn occupied(&self) -> Option<ByteCount> {
-        self.inner.occupied()
-    }
-
     fn room(&self) -> ByteCount {
         self.inner.room()
     }

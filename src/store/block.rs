@@ -319,6 +319,15 @@ impl BlockStore {
         self.device.is_in_memory()
     }
 
+    /// Bytes that a file occupies at the moment: its blocks. `None` for a block device.
+    #[must_use]
+    pub fn occupied(&self) -> Option<ByteCount> {
+        if self.device.kind() != FileKind::Regular {
+            return None;
+        }
+        file::info(self.device.as_fd()).ok().map(|info| ByteCount(info.occupied))
+    }
+
     fn new(device: Device) -> BlockStore {
         let engine = choose_engine(&device);
         BlockStore { device: Arc::new(device), engine }
@@ -330,13 +339,6 @@ impl BlockStore {
 unsafe impl Store for BlockStore {
     fn capacity(&self) -> ByteCount {
         self.device.capacity()
-    }
-
-    fn occupied(&self) -> Option<ByteCount> {
-        if self.device.kind() != FileKind::Regular {
-            return None;
-        }
-        file::info(self.device.as_fd()).ok().map(|info| ByteCount(info.occupied))
     }
 
     fn outlives_process(&self) -> bool {

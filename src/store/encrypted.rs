@@ -135,10 +135,6 @@ unsafe impl Store for EncryptedStore {
         ByteCount((self.vault.seals.len() * self.vault.block) as u64)
     }
 
-    fn occupied(&self) -> Option<ByteCount> {
-        self.inner.occupied()
-    }
-
     fn outlives_process(&self) -> bool {
         self.inner.outlives_process()
     }

@@ -55,10 +55,6 @@ unsafe impl Store for MemStore {
         self.memory.capacity()
     }
 
-    fn occupied(&self) -> Option<ByteCount> {
-        None
-    }
-
     fn open_queue(&self, depth: u32) -> Result<Box<dyn Queue>> {
         Ok(Box::new(InlineQueue::new(Arc::clone(&self.memory), depth)?))
     }

@@ -182,9 +182,6 @@ pub unsafe trait Store: Send + Sync + Debug {
     /// Bytes the store can hold.
     fn capacity(&self) -> ByteCount;
 
-    /// Bytes the store occupies at the moment where that is known (blocks of a sparse file).
-    fn occupied(&self) -> Option<ByteCount>;
-
     /// Whether the store's bytes, and the space that they take, outlive the process.
     fn outlives_process(&self) -> bool {
         false
@@ -226,14 +223,17 @@ pub unsafe trait Store: Send + Sync + Debug {
     fn sync(&self) -> Result<()>;
 
     /// Gives the device space of a range back. Afterwards its bytes are unspecified.
-    /// A store that cannot do this returns `Ok`.
+    /// A store that cannot do this returns `Ok`, as by default.
     ///
     /// # Errors
     /// When the device refuses in a way that is not "not supported".
     ///
     /// # Safety
     /// Nobody needs the range's bytes: no region or pool keeps a page there.
-    unsafe fn discard(&self, offset: u64, len: u64) -> Result<()>;
+    unsafe fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        let _ = (offset, len);
+        Ok(())
+    }
 
     /// Overwrites a range with zeros and waits until the device has them.
     ///

@@ -314,10 +314,6 @@ unsafe impl Store for FaultyStore {
         self.inner.capacity()
     }
 
-    fn occupied(&self) -> Option<ByteCount> {
-        self.inner.occupied()
-    }
-
     fn outlives_process(&self) -> bool {
         self.inner.outlives_process()
     }

@@ -38,10 +38,6 @@ unsafe impl Store for Hooked {
         self.inner.capacity()
     }
 
-    fn occupied(&self) -> Option<ByteCount> {
-        self.inner.occupied()
-    }
-
     fn room(&self) -> ByteCount {
         self.inner.room()
     }

@@ -207,10 +207,6 @@ unsafe impl Store for PowerStore {
         ByteCount(self.disk().bytes.len() as u64)
     }
 
-    fn occupied(&self) -> Option<ByteCount> {
-        None
-    }
-
     fn open_queue(&self, _: u32) -> Result<Box<dyn Queue>> {
         if self.disk().fails() {
             return Err(Error::Os { call: "io_uring_setup", errno: libc::ENOMEM });

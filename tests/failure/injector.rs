@@ -142,10 +142,6 @@ unsafe impl Store for Injector {
         self.inner.capacity()
     }
 
-    fn occupied(&self) -> Option<ByteCount> {
-        self.inner.occupied()
-    }
-
     fn room(&self) -> ByteCount {
         self.inner.room()
     }
