@@ -1,22 +1,18 @@
 //! farheap in one piece with its program, and where no panic is caught.
 
-use farheap::{Config, FarHeap, Heap, Placement, scope};
+#[path = "../../common.rs"]
+mod common;
+
+use farheap::{FarHeap, Heap, Placement, scope};
 use std::process::ExitCode;
 
 #[global_allocator]
 static HEAP: FarHeap = FarHeap::new();
 
-/// As the tests of C and C++: the machine does not allow it.
-const SKIPPED: u8 = 77;
-
 fn main() -> ExitCode {
-    let config = Config::parse("capacity:256MiB,threshold:64KiB").expect("a configuration");
-    let heap = match Heap::start(config) {
+    let heap = match common::start("capacity:256MiB,threshold:64KiB") {
         Ok(heap) => heap,
-        Err(error) => {
-            println!("skipped: {error}");
-            return ExitCode::from(SKIPPED);
-        }
+        Err(skipped) => return skipped,
     };
     let threads: Vec<_> = (0..4_u64)
         .map(|thread| {

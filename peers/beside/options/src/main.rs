@@ -1,19 +1,22 @@
 //! farheap in a program with a `_rjem_malloc_conf` of its own, among it what farheap cannot have: it is linked, its
 //! choices hold, and what has to be repaired is.
 
-#![expect(unsafe_code, reason = "exports a symbol, and asks jemalloc")]
+#![expect(unsafe_code, reason = "exports a symbol")]
 
+#[path = "../../ask.rs"]
+mod ask;
+#[path = "../../common.rs"]
+mod common;
+
+use ask::ask;
 use farheap::allocator_api2::boxed::Box;
 use farheap::allocator_api2::vec::Vec as FarVec;
-use farheap::{Config, Far, FarHeap, Heap};
-use std::ffi::{CStr, c_char};
+use farheap::{Far, FarHeap};
+use std::ffi::c_char;
 use std::process::ExitCode;
 
 #[global_allocator]
 static HEAP: FarHeap = FarHeap::new();
-
-/// As the tests of C and C++: the machine does not allow it.
-const SKIPPED: u8 = 77;
 
 #[repr(transparent)]
 pub struct Text(*const c_char);
@@ -28,26 +31,12 @@ pub static OPTIONS: Text = Text(
         .as_ptr(),
 );
 
-/// A number of jemalloc's.
-fn ask<T: Copy + Default>(name: &CStr) -> T {
-    let (mut value, mut len) = (T::default(), size_of::<T>());
-    let (into, none) = ((&raw mut value).cast(), std::ptr::null_mut());
-    // SAFETY: `value` is writable for `len` bytes, which jemalloc compares with the control's size.
-    let errno = unsafe { tikv_jemalloc_sys::mallctl(name.as_ptr(), into, &raw mut len, none, 0) };
-    assert_eq!(errno, 0, "{name:?}");
-    value
-}
-
 fn main() -> ExitCode {
     assert_eq!(ask::<u8>(c"opt.prof"), 1, "the program's options reach jemalloc");
     assert_eq!(ask::<u8>(c"background_thread"), 1);
-    let config = Config::parse("capacity:256MiB,threshold:0").expect("a configuration");
-    let heap = match Heap::start(config) {
+    let heap = match common::start("capacity:256MiB,threshold:0") {
         Ok(heap) => heap,
-        Err(error) => {
-            println!("skipped: {error}");
-            return ExitCode::from(SKIPPED);
-        }
+        Err(skipped) => return skipped,
     };
     assert_eq!(ask::<u8>(c"background_thread"), 0, "its threads would call for far memory");
     assert_eq!(ask::<isize>(c"arenas.dirty_decay_ms"), 5_000, "chosen by the program");

@@ -1,38 +1,24 @@
 //! farheap in a program whose jemalloc has another crate's features: it is the C library's malloc, and reads its options
 //! from another symbol.
 
-#![expect(unsafe_code, reason = "asks jemalloc")]
+#[path = "../../ask.rs"]
+mod ask;
+#[path = "../../common.rs"]
+mod common;
 
+use ask::ask;
 use farheap::allocator_api2::vec::Vec as FarVec;
-use farheap::{Config, Far, FarHeap, Heap};
-use std::ffi::CStr;
+use farheap::{Far, FarHeap};
 use std::process::ExitCode;
 
 #[global_allocator]
 static HEAP: FarHeap = FarHeap::new();
 
-/// As the tests of C and C++: the machine does not allow it.
-const SKIPPED: u8 = 77;
-
-/// A number of jemalloc's.
-fn ask<T: Copy + Default>(name: &CStr) -> T {
-    let (mut value, mut len) = (T::default(), size_of::<T>());
-    let (into, none) = ((&raw mut value).cast(), std::ptr::null_mut());
-    // SAFETY: `value` is writable for `len` bytes, which jemalloc compares with the control's size.
-    let errno = unsafe { tikv_jemalloc_sys::mallctl(name.as_ptr(), into, &raw mut len, none, 0) };
-    assert_eq!(errno, 0, "{name:?}");
-    value
-}
-
 fn main() -> ExitCode {
     assert_eq!(libc::malloc as *const () as usize, tikv_jemalloc_sys::malloc as *const () as usize);
-    let config = Config::parse("capacity:256MiB,threshold:64KiB").expect("a configuration");
-    let heap = match Heap::start(config) {
+    let heap = match common::start("capacity:256MiB,threshold:64KiB") {
         Ok(heap) => heap,
-        Err(error) => {
-            println!("skipped: {error}");
-            return ExitCode::from(SKIPPED);
-        }
+        Err(skipped) => return skipped,
     };
     assert_eq!(ask::<u8>(c"opt.cache_oblivious"), 0, "by the feature");
     assert_eq!(ask::<isize>(c"arenas.dirty_decay_ms"), 2_000, "by a control");
