@@ -25,6 +25,7 @@ use crate::paging::page::chunks::{CHUNK, ChunkId};
 use crate::paging::page::word::{FrameId, State};
 use crate::paging::pager::Pager;
 use crate::paging::pager::frame_pool::NoRun;
+use crate::paging::pager::memory::Memory;
 use crate::paging::region::Region;
 use crate::paging::tables::charge;
 use crate::sys::signals::SignalsBlocked;
@@ -78,7 +79,7 @@ impl Region {
         };
         let chunk = pager.chunk_of(first);
         let may_store = self.is_here() && ptr.addr().is_multiple_of(CHUNK);
-        if !may_store || !holds_nothing(pager, chunk) {
+        if !may_store || !holds_nothing(pager.memory(), chunk) {
             return false;
         }
         let Some(run) = run_to_fill(pager, &self.requests) else { return false };
@@ -130,9 +131,9 @@ fn run_to_fill(pager: &Pager, requests: &Requests) -> Option<FrameId> {
 }
 
 /// Whether a chunk has no content, as far as can be seen without its latch.
-fn holds_nothing(pager: &Pager, chunk: ChunkId) -> bool {
-    let is_empty = |page: PageId| pager.word(page).load().state() == State::Empty;
-    pager.chunks().is_closed(chunk) && pager.table().pages_of_chunk(chunk).all(is_empty)
+fn holds_nothing(memory: &Memory, chunk: ChunkId) -> bool {
+    let is_empty = |page: PageId| memory.table().word(page).load().state() == State::Empty;
+    memory.chunks().is_closed(chunk) && memory.table().pages_of_chunk(chunk).all(is_empty)
 }
 
 /// Has the pages of a chunk that holds nothing cool in a run of frames. `false`: nothing has changed.
@@ -143,9 +144,9 @@ fn cool(pager: &Pager, chunk: ChunkId, run: FrameId) -> bool {
         return false;
     }
     let is_own = pager.mapper().owns(pager.table().chunk_addr(chunk), CHUNK);
-    let claimed = is_own && kernel_filled::claim_all(pager, chunk);
+    let claimed = is_own && kernel_filled::claim_all(pager.table(), chunk);
     if claimed {
-        kernel_filled::cool_all(pager, chunk, run);
+        kernel_filled::cool_all(pager.memory(), chunk, run);
     }
     pager.chunks().unlatch(chunk, Phase::Closed, Phase::Closed);
     claimed

@@ -341,7 +341,7 @@ impl Extents {
         let (mut head, mut tail) = (0, 0);
         for page in self.ranges.partly_covered(offset, len) {
             // What holds nothing now reads as zero in this range until the caller writes there.
-            if kernel_filled::holds_nothing(&self.pager, page) {
+            if kernel_filled::holds_nothing(self.pager.memory(), page) {
                 continue;
             }
             let start = page.as_usize() * page_bytes;
@@ -368,7 +368,7 @@ impl Extents {
             let whole = part_end - start == page_bytes;
             if whole && self.is_away(page) {
                 discard::discard(&self.pager, page, PageCount(1));
-            } else if !kernel_filled::holds_nothing(&self.pager, page) {
+            } else if !kernel_filled::holds_nothing(self.pager.memory(), page) {
                 let part = (self.base() + start) as *mut u8;
                 // SAFETY: the part lies in the caller's range.
                 unsafe { part.write_bytes(0, part_end - start) };

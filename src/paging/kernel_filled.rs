@@ -29,11 +29,11 @@
 use crate::base::units::{ByteCount, PageId};
 use crate::paging::page::backoff;
 use crate::paging::page::chunk_state::{ChunkView, Phase};
-use crate::paging::page::chunks::CHUNK;
-use crate::paging::page::chunks::ChunkId;
+use crate::paging::page::chunks::{CHUNK, ChunkId};
 use crate::paging::page::word::{FrameId, State, Word};
 use crate::paging::pager::Pager;
-use crate::paging::pager::transfer;
+use crate::paging::pager::memory::Memory;
+use crate::paging::pager::table::PageTable;
 use crate::sys::signals::SignalsBlocked;
 use crate::sys::vm::{KERNEL_PAGE, Piece};
 
@@ -60,29 +60,32 @@ pub(in crate::paging) enum CloseOutcome {
 
 /// Whether memory around an `Empty` page is being used densely, so that the chunk is worth
 /// opening: a neighbouring page or chunk is in use.
-fn is_dense(pager: &Pager, page: PageId, chunk: ChunkId) -> bool {
+fn is_dense(memory: &Memory, page: PageId, chunk: ChunkId) -> bool {
     // A neighbour in another chunk may have left: an evictor that keeps up with a thread which fills memory in
     // order has taken the chunk before by then. The first page of each chunk came by itself, so that the kernel
     // could fill the others only by 4 KiB, and such migrations copied 0.9 GiB/s instead of 2.5
     // (docs/design/write_back.md). One in the same chunk must be mapped, or the chunk cannot be opened.
     let is_near = |other: Option<u64>| {
-        other.is_some_and(|other| match pager.chunk_of(PageId(other)) == chunk {
-            true => pager.table().is_resident(other),
-            false => pager.table().holds_something(other),
+        other.is_some_and(|other| match memory.table().chunk_of(PageId(other)) == chunk {
+            true => memory.table().is_resident(other),
+            false => memory.table().holds_something(other),
         })
     };
     let chunk_before = chunk.0.checked_sub(1).map(ChunkId);
     is_near(page.0.checked_sub(1))
         || is_near(Some(page.0 + 1))
-        || chunk_before.is_some_and(|chunk| pager.chunks().is_open(chunk))
-        || pager.chunks().is_open(ChunkId(chunk.0 + 1))
+        || chunk_before.is_some_and(|chunk| memory.chunks().is_open(chunk))
+        || memory.chunks().is_open(ChunkId(chunk.0 + 1))
 }
 
 /// Opens the chunk of an `Empty` page if that is allowed, dense, and within the limit.
 pub(in crate::paging) fn try_open(pager: &Pager, page: PageId) -> OpenOutcome {
     let chunk = pager.chunk_of(page);
     let may_open = pager.chunks().pagemap().is_some() && pager.chunks().may_open(chunk);
-    if !may_open || !is_dense(pager, page, chunk) || !pager.chunks().latch(chunk, Phase::Closed) {
+    if !may_open
+        || !is_dense(pager.memory(), page, chunk)
+        || !pager.chunks().latch(chunk, Phase::Closed)
+    {
         return OpenOutcome::Unfit;
     }
     // Asked with the chunk latched: a thread that takes a part of it back which the program had mapped
@@ -133,12 +136,12 @@ fn open_latched(pager: &Pager, chunk: ChunkId) -> bool {
     if !pager.pool().charge_leaving(ByteCount(absent * page), reserve) {
         return false;
     }
-    let (count, really_absent) = adopt_pages(pager, chunk);
+    let (count, really_absent) = adopt_pages(pager.memory(), chunk);
     let whole = count == pager.pages_per_chunk();
     // Pages that came or went since they were counted.
     let more = ByteCount(really_absent.saturating_sub(absent) * page);
     if whole && pager.budget().try_charge_leaving(more, ByteCount::ZERO) {
-        if leave_to_kernel(pager, chunk) {
+        if leave_to_kernel(pager.memory(), chunk) {
             pager.budget().uncharge(ByteCount(absent.saturating_sub(really_absent) * page));
             return true;
         }
@@ -146,7 +149,7 @@ fn open_latched(pager: &Pager, chunk: ChunkId) -> bool {
         pager.budget().uncharge(more);
     }
     let first = chunk.0 as u64 * pager.pages_per_chunk();
-    hand_over(pager, chunk, &mut (first..first + count).map(PageId));
+    list_resident(pager.memory(), chunk, &mut (first..first + count).map(PageId));
     pager.budget().uncharge(ByteCount(absent * page));
     false
 }
@@ -155,7 +158,7 @@ fn open_latched(pager: &Pager, chunk: ChunkId) -> bool {
 /// charged: no fault waits for the kernel to clear some. `None`: there is none that can be used.
 fn open_with_run(pager: &Pager, chunk: ChunkId) -> Option<bool> {
     let first = pager.frames().spare_runs().take_zeros()?;
-    if !move_run_in(pager, chunk, first) {
+    if !move_run_in(pager.memory(), chunk, first) {
         // A part of it may have been mapped for a moment.
         pager.pool().free_run(first);
         return None;
@@ -164,7 +167,7 @@ fn open_with_run(pager: &Pager, chunk: ChunkId) -> Option<bool> {
         .take(pager.frames().run_frames())
         .for_each(|n| pager.frames().put_empty(FrameId(n)));
     pager.counters().chunks_reused.bump();
-    let opened = leave_to_kernel(pager, chunk);
+    let opened = leave_to_kernel(pager.memory(), chunk);
     // Before anybody looks at the words: the chunk is latched.
     pager
         .table()
@@ -172,41 +175,41 @@ fn open_with_run(pager: &Pager, chunk: ChunkId) -> Option<bool> {
         .for_each(|page| pager.publish(page, Word::moving(None), Word::EMPTY));
     if !opened {
         // The kernel has no mapping left (max_map_count).
-        hand_over(pager, chunk, &mut pager.table().pages_of_chunk(chunk));
+        list_resident(pager.memory(), chunk, &mut pager.table().pages_of_chunk(chunk));
     }
     Some(opened)
 }
 
 /// Moves a run of frames to an empty chunk; its words are `Moving` then. `false`: nothing has
 /// changed, because another handler is at one of the pages, or the kernel still holds the run.
-fn move_run_in(pager: &Pager, chunk: ChunkId, first: FrameId) -> bool {
-    if !claim_all(pager, chunk) {
+fn move_run_in(memory: &Memory, chunk: ChunkId, first: FrameId) -> bool {
+    if !claim_all(memory.table(), chunk) {
         return false;
     }
-    let (dst, src) = (pager.table().chunk_addr(chunk), pager.frames().addr(first));
-    let moved = transfer::move_or_stop(pager, dst, src, CHUNK).bytes;
+    let (dst, src) = (memory.table().chunk_addr(chunk), memory.frames().addr(first));
+    let moved = memory.move_or_stop(dst, src, CHUNK).bytes;
     if moved == CHUNK {
         return true;
     }
     if moved > 0 {
-        pager.mapper().move_back(dst, src, moved);
+        memory.mapper().move_back(dst, src, moved);
     }
-    let pages = pager.table().pages_of_chunk(chunk);
-    pages.for_each(|page| pager.publish(page, Word::moving(None), Word::EMPTY));
+    let pages = memory.table().pages_of_chunk(chunk);
+    pages.for_each(|page| memory.table().publish(page, Word::moving(None), Word::EMPTY));
     false
 }
 
 /// Makes all pages of a latched chunk, which are `Empty`, `Moving`. `false`: nothing has changed, for one of them
 /// holds something, or another handler is at it.
-pub(in crate::paging) fn claim_all(pager: &Pager, chunk: ChunkId) -> bool {
+pub(in crate::paging) fn claim_all(table: &PageTable, chunk: ChunkId) -> bool {
     let claims =
-        |page: &PageId| pager.word(*page).try_change(Word::EMPTY, Word::moving(None)).is_ok();
-    let claimed = pager.table().pages_of_chunk(chunk).take_while(claims).count();
-    if claimed as u64 == pager.pages_per_chunk() {
+        |page: &PageId| table.word(*page).try_change(Word::EMPTY, Word::moving(None)).is_ok();
+    let claimed = table.pages_of_chunk(chunk).take_while(claims).count();
+    if claimed as u64 == table.pages_per_chunk() {
         return true;
     }
-    let claimed = pager.table().pages_of_chunk(chunk).take(claimed);
-    claimed.for_each(|page| pager.publish(page, Word::moving(None), Word::EMPTY));
+    let claimed = table.pages_of_chunk(chunk).take(claimed);
+    claimed.for_each(|page| table.publish(page, Word::moving(None), Word::EMPTY));
     false
 }
 
@@ -217,19 +220,19 @@ fn is_plain(word: Word) -> bool {
 
 /// Takes pages under the chunk's charge, in order, until one is in another thread's hands;
 /// returns how many it took, and how many of them are not mapped.
-fn adopt_pages(pager: &Pager, chunk: ChunkId) -> (u64, u64) {
+fn adopt_pages(memory: &Memory, chunk: ChunkId) -> (u64, u64) {
     let (mut count, mut absent) = (0, 0);
-    for page in pager.table().pages_of_chunk(chunk) {
-        let word = pager.word(page).load();
+    for page in memory.table().pages_of_chunk(chunk) {
+        let word = memory.table().word(page).load();
         match word.state() {
             State::Empty => absent += 1,
             State::Resident if is_plain(word) => {
                 let leaving = word.leaving();
-                if pager.word(page).try_change(word, leaving).is_err() {
+                if memory.table().word(page).try_change(word, leaving).is_err() {
                     break;
                 }
-                pager.policy().lock().removed(page);
-                pager.publish(page, leaving, Word::EMPTY);
+                memory.policy().lock().removed(page);
+                memory.table().publish(page, leaving, Word::EMPTY);
             }
             _ => break,
         }
@@ -240,15 +243,15 @@ fn adopt_pages(pager: &Pager, chunk: ChunkId) -> (u64, u64) {
 
 /// Makes those of the given pages that are mapped ordinary resident pages; returns how many
 /// are not. The chunk is latched and registered.
-fn hand_over(pager: &Pager, chunk: ChunkId, pages: &mut dyn Iterator<Item = PageId>) -> u64 {
+fn list_resident(memory: &Memory, chunk: ChunkId, pages: &mut dyn Iterator<Item = PageId>) -> u64 {
     const UNITS: usize = CHUNK / KERNEL_PAGE;
     let mut there = [false; UNITS];
-    let pagemap = pager.chunks().pagemap().expect("chunks are opened only with a pagemap");
-    if let Err(error) = pagemap.scan(pager.table().chunk_addr(chunk), &mut there) {
+    let pagemap = memory.chunks().pagemap().expect("chunks are opened only with a pagemap");
+    if let Err(error) = pagemap.scan(memory.table().chunk_addr(chunk), &mut there) {
         crate::paging::diagnostics::fatal("the pages of a chunk could not be looked up", &error);
     }
-    let units = pager.page_bytes() / KERNEL_PAGE;
-    let first = chunk.0 as u64 * pager.pages_per_chunk();
+    let units = memory.table().page_bytes() / KERNEL_PAGE;
+    let first = chunk.0 as u64 * memory.table().pages_per_chunk();
     let mut absent = 0;
     for page in pages {
         let at = (page.0 - first) as usize * units;
@@ -257,21 +260,21 @@ fn hand_over(pager: &Pager, chunk: ChunkId, pages: &mut dyn Iterator<Item = Page
             absent += 1;
             continue;
         }
-        claim_empty(pager, page);
+        claim_empty(memory.table(), page);
         let resident = Word::resident(None).with_sparse(count < units);
         // No arrival: the page came when its chunk was opened.
-        pager.policy().lock().list(page);
-        pager.publish(page, Word::moving(None), resident);
+        memory.policy().lock().list(page);
+        memory.table().publish(page, Word::moving(None), resident);
     }
     absent
 }
 
 /// Makes an `Empty` page of a latched chunk `Moving`. A handler that began with the page before
 /// the chunk was opened may hold it for a moment, until it looks at the chunk.
-fn claim_empty(pager: &Pager, page: PageId) {
+fn claim_empty(table: &PageTable, page: PageId) {
     let moving = Word::moving(None);
     let mut spins = 0;
-    while let Err(now) = pager.word(page).try_change(Word::EMPTY, moving) {
+    while let Err(now) = table.word(page).try_change(Word::EMPTY, moving) {
         assert_eq!(now, moving, "{page} of a latched chunk");
         backoff(&mut spins);
     }
@@ -283,7 +286,7 @@ pub(in crate::paging) fn close(pager: &Pager, chunk: ChunkId) -> bool {
     if pager.chunks().latch_open(chunk).is_err() {
         return false;
     }
-    if register_alone(pager, chunk) {
+    if register_alone(pager.memory(), chunk) {
         end_close(pager, chunk);
         return true;
     }
@@ -293,7 +296,7 @@ pub(in crate::paging) fn close(pager: &Pager, chunk: ChunkId) -> bool {
 
 /// Makes the pages of a chunk, latched and registered, ordinary ones, and unlatches it.
 fn end_close(pager: &Pager, chunk: ChunkId) {
-    let absent = hand_over(pager, chunk, &mut pager.table().pages_of_chunk(chunk));
+    let absent = list_resident(pager.memory(), chunk, &mut pager.table().pages_of_chunk(chunk));
     pager.budget().uncharge(ByteCount(absent * pager.page_size().0));
     pager.managed().gave_back(absent * pager.page_size().0);
     pager.chunks().unlatch(chunk, Phase::Open, Phase::Closed);
@@ -352,12 +355,12 @@ pub(in crate::paging) fn close_into(pager: &Pager, chunk: ChunkId, first: FrameI
     if pager.chunks().latch_open(chunk).is_err() {
         return CloseOutcome::None;
     }
-    if !register_alone(pager, chunk) {
+    if !register_alone(pager.memory(), chunk) {
         pager.chunks().unlatch(chunk, Phase::Open, Phase::Open);
         return if close_run(pager, chunk) { CloseOutcome::Listed } else { CloseOutcome::None };
     }
     let is_own = pager.mapper().owns(pager.table().chunk_addr(chunk), CHUNK);
-    let taken = is_own && is_whole(pager, chunk) && move_chunk(pager, chunk, first);
+    let taken = is_own && is_whole(pager.memory(), chunk) && move_chunk(pager, chunk, first);
     if !taken {
         end_close(pager, chunk);
         return CloseOutcome::Listed;
@@ -368,10 +371,10 @@ pub(in crate::paging) fn close_into(pager: &Pager, chunk: ChunkId, first: FrameI
 }
 
 /// Whether all pages of a chunk, latched and registered, are there.
-fn is_whole(pager: &Pager, chunk: ChunkId) -> bool {
+fn is_whole(memory: &Memory, chunk: ChunkId) -> bool {
     let mut there = [false; CHUNK / KERNEL_PAGE];
-    let pagemap = pager.chunks().pagemap().expect("chunks are opened only with a pagemap");
-    pagemap.scan(pager.table().chunk_addr(chunk), &mut there).is_ok()
+    let pagemap = memory.chunks().pagemap().expect("chunks are opened only with a pagemap");
+    pagemap.scan(memory.table().chunk_addr(chunk), &mut there).is_ok()
         && there.iter().all(|there| *there)
 }
 
@@ -379,7 +382,7 @@ fn is_whole(pager: &Pager, chunk: ChunkId) -> bool {
 /// changed when the kernel uses a page of it.
 fn move_chunk(pager: &Pager, chunk: ChunkId, first: FrameId) -> bool {
     let (dst, src) = (pager.frames().addr(first), pager.table().chunk_addr(chunk));
-    let moved = transfer::move_or_stop(pager, dst, src, CHUNK).bytes;
+    let moved = pager.memory().move_or_stop(dst, src, CHUNK).bytes;
     if moved < CHUNK {
         if moved > 0 {
             pager.mapper().move_back(dst, src, moved);
@@ -388,35 +391,35 @@ fn move_chunk(pager: &Pager, chunk: ChunkId, first: FrameId) -> bool {
         return false;
     }
     pager.counters().chunks_evicted.bump();
-    pager.table().pages_of_chunk(chunk).for_each(|page| claim_empty(pager, page));
-    cool_all(pager, chunk, first);
+    pager.table().pages_of_chunk(chunk).for_each(|page| claim_empty(pager.table(), page));
+    cool_all(pager.memory(), chunk, first);
     true
 }
 
 /// Has all pages of a latched chunk, which are `Moving` by this thread, cool in the run of frames that begins with
 /// `first` and has their content.
-pub(in crate::paging) fn cool_all(pager: &Pager, chunk: ChunkId, first: FrameId) {
-    let mut policy = pager.policy().lock();
-    for (page, frame) in pager.table().pages_of_chunk(chunk).zip((first.0..).map(FrameId)) {
+pub(in crate::paging) fn cool_all(memory: &Memory, chunk: ChunkId, first: FrameId) {
+    let mut policy = memory.policy().lock();
+    for (page, frame) in memory.table().pages_of_chunk(chunk).zip((first.0..).map(FrameId)) {
         policy.bypassed(page);
-        pager.frames().note(frame, page, None);
-        pager.frames().meta_of(frame).set_prefetched(false);
-        pager.frames().meta_of(frame).set_guessed(false);
-        pager.publish(page, Word::moving(None), Word::cooling(frame));
+        memory.frames().note(frame, page, None);
+        memory.frames().meta_of(frame).set_prefetched(false);
+        memory.frames().meta_of(frame).set_guessed(false);
+        memory.table().publish(page, Word::moving(None), Word::cooling(frame));
     }
 }
 
 /// Has the kernel fill a latched chunk without asking. `false`: the process has too many mappings, and
 /// nothing has changed.
-fn leave_to_kernel(pager: &Pager, chunk: ChunkId) -> bool {
-    pager.mapper().leave_to_kernel(pager.table().chunk_addr(chunk), CHUNK)
+fn leave_to_kernel(memory: &Memory, chunk: ChunkId) -> bool {
+    memory.mapper().leave_to_kernel(memory.table().chunk_addr(chunk), CHUNK)
 }
 
 /// Registers a latched chunk by itself. `false`: the process has too many mappings for that,
 /// and nothing has changed.
-fn register_alone(pager: &Pager, chunk: ChunkId) -> bool {
-    !pager.chunks().cuts_too_many(chunk)
-        && pager.mapper().register_own(pager.table().chunk_addr(chunk), CHUNK).is_ok()
+fn register_alone(memory: &Memory, chunk: ChunkId) -> bool {
+    !memory.chunks().cuts_too_many(chunk)
+        && memory.mapper().register_own(memory.table().chunk_addr(chunk), CHUNK).is_ok()
 }
 
 /// Closes the chunk of a page, so that the page's word speaks for it. `false`: the process has
@@ -442,7 +445,7 @@ pub(in crate::paging) fn discard_in_open(
     let pages = end.0 - first.0;
     // Where the process has too many mappings it stays open, empty and charged, until it can
     // be closed with its run.
-    let whole = pages == pager.pages_per_chunk() && register_alone(pager, chunk);
+    let whole = pages == pager.pages_per_chunk() && register_alone(pager.memory(), chunk);
     let piece = Piece::new(pager.addr(first), pages as usize * pager.page_bytes());
     // SAFETY: the chunk is latched and open, so nobody else changes its mapping, and the
     // caller gave the pages' contents up.
@@ -471,20 +474,20 @@ pub(in crate::paging) fn drop_part_in_open(pager: &Pager, page: PageId, part: Pi
 }
 
 /// Whether a page reads as zero: nothing is mapped there, and nothing is stored.
-pub(in crate::paging) fn holds_nothing(pager: &Pager, page: PageId) -> bool {
-    let chunk = pager.chunk_of(page);
-    let seen = pager.chunks().look(chunk);
-    let empty = pager.word(page).load().state() == State::Empty;
-    empty && seen.phase() == Phase::Closed && pager.chunks().is_as_seen(chunk, seen)
+pub(in crate::paging) fn holds_nothing(memory: &Memory, page: PageId) -> bool {
+    let chunk = memory.table().chunk_of(page);
+    let seen = memory.chunks().look(chunk);
+    let empty = memory.table().word(page).load().state() == State::Empty;
+    empty && seen.phase() == Phase::Closed && memory.chunks().is_as_seen(chunk, seen)
 }
 
 /// Bytes that are charged for open chunks and not resident, by looking.
-pub(in crate::paging) fn open_but_absent(pager: &Pager) -> ByteCount {
-    let Some(pagemap) = pager.chunks().pagemap() else { return ByteCount::ZERO };
+pub(in crate::paging) fn open_but_absent(memory: &Memory) -> ByteCount {
+    let Some(pagemap) = memory.chunks().pagemap() else { return ByteCount::ZERO };
     let mut there = [false; CHUNK / KERNEL_PAGE];
     let mut absent = 0;
-    for chunk in pager.chunks().all_open() {
-        if pagemap.scan(pager.table().chunk_addr(chunk), &mut there).is_ok() {
+    for chunk in memory.chunks().all_open() {
+        if pagemap.scan(memory.table().chunk_addr(chunk), &mut there).is_ok() {
             absent += there.iter().filter(|there| !**there).count() * KERNEL_PAGE;
         }
     }

@@ -26,7 +26,6 @@
 //!    `owns` said that it is far memory.
 //! 2. Only far memory is registered.
 
-use crate::base::error::Result;
 use crate::base::units::PageId;
 use crate::paging::diagnostics as report;
 use crate::paging::kernel_filled;
@@ -34,31 +33,33 @@ use crate::paging::page::backoff;
 use crate::paging::page::chunk_state::Entered;
 use crate::paging::page::word::{State, Word};
 use crate::paging::pager::Pager;
+use crate::paging::pager::memory::Memory;
+use crate::paging::pager::slot_store::SlotStore;
 use crate::sys::signals::SignalsBlocked;
 use crate::sys::vm::KERNEL_PAGE;
 
-/// Whether a page is far memory, all of it.
-pub(in crate::paging) fn owns_page(pager: &Pager, page: PageId) -> bool {
-    pager.mapper().owns(pager.addr(page), pager.page_bytes())
-}
-
 /// Gives up a page, `Moving` by this thread and mapped, of which a part is not far memory any more.
 /// Says whether that was so. The page is on none of the policy's lists.
-pub(in crate::paging) fn disown(pager: &Pager, page: PageId, moving: Word) -> bool {
-    match pager.mapper().far_bytes(pager.addr(page), pager.page_bytes()) {
+pub(in crate::paging) fn disown(
+    memory: &Memory,
+    slots: &SlotStore,
+    page: PageId,
+    moving: Word,
+) -> bool {
+    match memory.mapper().far_bytes(memory.table().addr(page), memory.table().page_bytes()) {
         // Its charge is what the program's mapping does not need of us.
         0 => {
-            pager.put_slot(moving.slot());
-            pager.publish(page, moving, Word::poisoned(None));
-            pager.budget().uncharge(pager.page_size());
-            pager.managed().gave_back(pager.page_bytes() as u64);
+            slots.put(moving.slot());
+            memory.table().publish(page, moving, Word::poisoned(None));
+            memory.pool().budget().uncharge(memory.table().page_size());
+            memory.pool().managed().gave_back(memory.table().page_bytes() as u64);
         }
-        far if far < pager.page_bytes() => {
+        far if far < memory.table().page_bytes() => {
             // Counted first, as by `Region::pin`.
-            pager.table().count_pinned(u64::from(moving.pins() == 0));
+            memory.table().count_pinned(u64::from(moving.pins() == 0));
             let kept = moving.kept();
             let pinned = kept.pinned().unwrap_or(kept);
-            pager.publish_resident(page, moving, pinned, None);
+            memory.publish_resident(page, moving, pinned, None);
         }
         _ => return false,
     }
@@ -90,11 +91,11 @@ pub(in crate::paging) fn take_over(pager: &Pager, first: PageId, count: u64) {
     for page in (first.0..first.0 + count).map(PageId) {
         // (A page that is in use again is not free.)
         let is_free = pager.word(page).load().state() == State::Empty;
-        if !is_free || owns_page(pager, page) {
+        if !is_free || pager.memory().owns_page(page) {
             continue;
         }
         if pager.word(page).try_change(Word::EMPTY, moving).is_ok() {
-            if let Err(error) = map_anew(pager, page) {
+            if let Err(error) = pager.memory().map_anew(page) {
                 report::warn("memory that was mapped over stays the program's", &error);
             }
             pager.publish(page, moving, Word::EMPTY);
@@ -111,7 +112,7 @@ pub(in crate::paging) fn take_part_over(pager: &Pager, page: PageId, start: usiz
     }
     let _blocked = SignalsBlocked::new();
     let Some(_entered) = enter_closed(pager, page) else { return };
-    let Some((moving, after)) = take_word(pager, page) else { return };
+    let Some((moving, after)) = take_word(pager.memory(), pager.slots(), page) else { return };
     for start in (start..start + len).step_by(KERNEL_PAGE) {
         if pager.mapper().owns(start, KERNEL_PAGE) {
             continue;
@@ -129,15 +130,18 @@ pub(in crate::paging) fn take_part_over(pager: &Pager, page: PageId, start: usiz
 /// Keeps the evictor from deciding meanwhile that none of a page is far memory: the page's word, made
 /// `Moving` where that could happen, and what it is afterwards. `None`: the page is lost, and stays so
 /// until all of it is freed.
-fn take_word(pager: &Pager, page: PageId) -> Option<(Option<Word>, Word)> {
+fn take_word(memory: &Memory, slots: &SlotStore, page: PageId) -> Option<(Option<Word>, Word)> {
     let mut spins = 0;
     loop {
-        let seen = pager.word(page).load();
+        let seen = memory.table().word(page).load();
         let (moving, after) = match seen.state() {
             State::Resident => (seen.leaving(), seen),
             // Given up by `disown`. A fault finds it empty and fills what is far memory.
             State::Poisoned
-                if pager.mapper().far_bytes(pager.addr(page), pager.page_bytes()) == 0 =>
+                if memory
+                    .mapper()
+                    .far_bytes(memory.table().addr(page), memory.table().page_bytes())
+                    == 0 =>
             {
                 (Word::moving(None), Word::EMPTY)
             }
@@ -149,18 +153,11 @@ fn take_word(pager: &Pager, page: PageId) -> Option<(Option<Word>, Word)> {
             // Not mapped: the evictor does not look at it.
             _ => return Some((None, seen)),
         };
-        if pager.word(page).try_change(seen, moving).is_ok() {
+        if memory.table().word(page).try_change(seen, moving).is_ok() {
             if seen.state() == State::Poisoned {
-                pager.put_slot(seen.slot());
+                slots.put(seen.slot());
             }
             return Some((Some(moving), after));
         }
     }
-}
-
-/// Maps far memory without content where a page is.
-pub(in crate::paging) fn map_anew(pager: &Pager, page: PageId) -> Result<()> {
-    pager
-        .table()
-        .map_anew(page, || pager.mapper().register_faults(pager.addr(page), pager.page_bytes()))
 }

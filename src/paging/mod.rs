@@ -50,4 +50,6 @@ mod table_sizes;
 #[cfg(not(loom))]
 mod tables;
 #[cfg(not(loom))]
+mod transfer;
+#[cfg(not(loom))]
 mod zeroing;

@@ -7,7 +7,6 @@ use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicU32, Ordering};
 use crate::base::units::{PageCount, PageId};
 use crate::paging::kernel_filled;
-use crate::paging::mapped_over;
 use crate::paging::page::backoff;
 use crate::paging::page::word::State;
 use crate::paging::pager::Pager;
@@ -78,7 +77,7 @@ impl Pins {
                     let reason = "the process has too many mappings (vm.max_map_count)".to_owned();
                     return Err(Error::LimitExceeded { reason });
                 }
-                if !mapped_over::owns_page(&self.pager, page) {
+                if !self.pager.memory().owns_page(page) {
                     let reason = "the program has mapped or unmapped memory there";
                     return Err(Error::BadRange { reason: reason.into() });
                 }

@@ -109,7 +109,7 @@ fn fixed_bytes(pager: &Pager, handlers: usize) -> ByteCount {
     let (frames, page) = (pager.frames().count(), pager.page_bytes());
     let bytes = OTHERS
         + handlers * Handler::bytes(frames)
-        + Evictor::bytes(frames, page)
+        + Evictor::bytes(frames)
         + Counters::bytes(handlers)
         + pager.frames().table_bytes()
         + thread::THREAD_BYTES // the supervisor's
@@ -272,7 +272,7 @@ impl Region {
             pager.managed().charge_fixed(manager, fixed)?;
         }
         let requests = Arc::new(Requests::new());
-        let evictor = Evictor::new(pager.clone(), requests.clone(), config.deadline)?;
+        let evictor = Evictor::new(pager.clone(), requests.clone())?;
         let handlers: Result<Vec<Handler>> =
             (0..config.handlers).map(|n| Handler::new(pager.clone(), n, &config)).collect();
         let mut region = Region {

@@ -44,7 +44,8 @@ impl Stats {
         let counted = snapshot_of(counters);
         let page = pager.page_bytes() as u64;
         // Charged, and no memory.
-        let absent = kernel_filled::open_but_absent(pager).0 + pager.pool().charged_ahead();
+        let absent =
+            kernel_filled::open_but_absent(pager.memory()).0 + pager.pool().charged_ahead();
         Stats {
             limit_bytes: pager.budget().limit(),
             resident_bytes: ByteCount(pager.budget().charged().0.saturating_sub(absent)),

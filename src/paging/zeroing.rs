@@ -9,7 +9,7 @@ use crate::paging::page::backoff;
 use crate::paging::page::word::{State, Word};
 use crate::paging::pager::Pager;
 use crate::paging::pager::discard;
-use crate::paging::pager::install;
+use crate::paging::pager::lost;
 use crate::sys::access;
 use crate::sys::signals::SignalsBlocked;
 use crate::sys::vm::{self, KERNEL_PAGE, Piece};
@@ -68,7 +68,7 @@ fn clear_far(pager: &Pager, page: PageId, part: Piece) -> Result<()> {
     let mut spins = 0;
     // Under pressure the page may leave again before it is dropped, as one that is pinned.
     loop {
-        if kernel_filled::holds_nothing(pager, page)
+        if kernel_filled::holds_nothing(pager.memory(), page)
             || kernel_filled::drop_part_in_open(pager, page, part)
         {
             return Ok(());
@@ -98,7 +98,7 @@ fn drop_mapped(pager: &Pager, page: PageId, seen: Word, part: Piece) -> bool {
     if seen.protected()
         && let Err(error) = pager.mapper().allow_writes(pager.addr(page))
     {
-        if !install::is_passing(pager, &error) {
+        if !lost::is_passing(pager.mapper(), pager.health().deadline(), &error) {
             diagnostics::fatal("a write-protected page could not be opened", &error);
         }
         pager.publish(page, moving, seen);

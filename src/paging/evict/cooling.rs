@@ -1,8 +1,7 @@
 //! Decisions about frames that have cooled, and about those whose page another hand took.
 
-use crate::base::units::SlotId;
 use crate::paging::evict::Evictor;
-use crate::paging::evict::leaving::{Dirty, Linger};
+use crate::paging::evict::leaving::Linger;
 use crate::paging::fault::starved::take_first;
 use crate::paging::page::protocol::{self, Content};
 use crate::paging::page::word::{FrameId, Word};
@@ -109,7 +108,8 @@ impl Evictor {
         match content {
             // The slot is chosen together with its neighbours', in `write_dirty`.
             Content::Dirty => {
-                self.writes.dirty.push(Dirty { page, frame, hash, slot: SlotId(0) });
+                self.leaving.hashes[frame.0 as usize] = hash;
+                self.writes.dirty.push(frame);
                 return;
             }
             Content::Clean(_) => pager.counters().evicted_clean.bump(),

@@ -18,6 +18,8 @@ pub(super) struct Leaving {
     pub(super) freed: Vec<FrameId>,
     /// Per frame: when its page was chosen.
     pub(super) chosen: Vec<Instant>,
+    /// Per frame: the hash of what is being written.
+    pub(super) hashes: Vec<ContentHash>,
 }
 
 impl Leaving {
@@ -26,7 +28,8 @@ impl Leaving {
         + size_of::<Linger>()
         + size_of::<PageId>() // left
         + size_of::<FrameId>() // freed
-        + size_of::<Instant>(); // chosen
+        + size_of::<Instant>() // chosen
+        + size_of::<ContentHash>();
 
     /// Nothing, with room for what can be in `frames`.
     pub(super) fn new(frames: usize) -> Leaving {
@@ -37,6 +40,7 @@ impl Leaving {
             left: Vec::with_capacity(frames),
             freed: Vec::with_capacity(frames),
             chosen: vec![Instant::now(); frames],
+            hashes: vec![[0; 2]; frames],
         }
     }
 }
@@ -48,20 +52,4 @@ pub(super) struct Linger {
     pub(super) frame: FrameId,
     /// The slot the page was being written to.
     pub(super) written: Option<SlotId>,
-}
-
-/// A page on its way to the device.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Dirty {
-    pub(super) page: PageId,
-    pub(super) frame: FrameId,
-    pub(super) hash: ContentHash,
-    pub(super) slot: SlotId,
-}
-
-impl Dirty {
-    /// Whether the page's frame follows that of `before` in memory.
-    pub(super) fn is_beside(&self, before: &Dirty) -> bool {
-        before.frame.0 + 1 == self.frame.0
-    }
 }

@@ -20,11 +20,10 @@
 //! | `returns` | what has come back soon: fresh data, or data that was read |
 //! | `victims` | takes victims out of the region |
 //! | `cooling` | decides about frames that have cooled, frees those that lingered |
-//! | `write_back` | slots, writes, and what becomes of writes that fail |
-//! | `probe` | finds out that a device which failed can be written again |
+//! | `write_back` | slots, writes, what becomes of writes that fail, and whether the device can be written again |
 //! | `on_request` | ranges that somebody wants out; device space of freed slots |
 //! | `device_space` | what the evictor knows of that space, and one discard |
-//! | `content` | the memory operations under all of it, on the pager |
+//! | `content` | which pages go, and how clean ones do |
 //!
 //! # Invariants
 //! 1. The content of a frame under a write does not change: the region has no mapping of it. Where
@@ -42,7 +41,6 @@ mod leaving;
 pub(in crate::paging) mod on_request;
 #[cfg(not(loom))]
 pub mod policy;
-pub(in crate::paging) mod probe;
 pub(in crate::paging) mod requests;
 mod returns;
 mod state;
@@ -52,7 +50,6 @@ pub(in crate::paging) mod write_back;
 pub(in crate::paging) use state::Evictor;
 
 use crate::base::deadline::look_every;
-use crate::base::error::Result;
 use crate::base::gate::{Closed, LOOK_EVERY};
 use crate::paging::diagnostics;
 use crate::paging::evict::victims::Chunkwise;
@@ -65,16 +62,14 @@ impl Evictor {
     /// Keeps the region between its watermarks until it stops.
     pub(in crate::paging) fn run(&mut self) {
         while !self.pager.health().is_stopping() {
-            if let Err(error) = self.turn() {
-                diagnostics::fatal("the evictor lost its device queue", &error);
-            }
+            self.turn();
         }
     }
 
-    fn turn(&mut self) -> Result<()> {
+    fn turn(&mut self) {
         self.pager.pool().waiters().evictor_bell().answer();
         self.detour.take(self.pager.sched());
-        self.stand_still_for_fork()?;
+        self.stand_still_for_fork();
         self.pager.fork().children().reap(self.pager.slots().map());
         // Handlers wait for no reader, so that what they have said goes from here.
         messages::flush();
@@ -96,20 +91,21 @@ impl Evictor {
         let hopeless = self.writes.is_paused() && self.pager.health().is_exhausted();
         let busy = asked || discarded || (worked && !hopeless);
         let timeout = if busy && self.writes.has_room() { Duration::ZERO } else { self.patience() };
-        self.collect(timeout)
+        self.collect(timeout);
     }
 
     /// Waits while the process forks.
-    fn stand_still_for_fork(&self) -> Result<()> {
+    fn stand_still_for_fork(&self) {
         let (gate, bell) = (self.pager.fork().gate(), self.pager.pool().waiters().evictor_bell());
-        if !gate.is_closed(Closed::Evictor) {
-            return Ok(());
+        if gate.is_closed(Closed::Evictor)
+            && let Err(error) = gate.stand_still(Closed::Evictor, || {
+                bell.wait(LOOK_EVERY)?;
+                bell.answer();
+                Ok(())
+            })
+        {
+            diagnostics::fatal("the evictor cannot wait for a fork", &error);
         }
-        gate.stand_still(Closed::Evictor, || {
-            bell.wait(LOOK_EVERY)?;
-            bell.answer();
-            Ok(())
-        })
     }
 
     /// How long to wait for news.
@@ -124,18 +120,21 @@ impl Evictor {
         }
         match self.writes.pause_left() {
             Some(left) if self.wanted() > 0 => left.min(IDLE),
-            _ if self.writes.has_writes() => WRITING.min(look_every(self.writes.deadline())),
+            _ if self.writes.has_writes() => {
+                WRITING.min(look_every(self.pager.health().deadline()))
+            }
             _ => IDLE,
         }
     }
 
-    pub(in crate::paging) fn collect(&mut self, timeout: Duration) -> Result<()> {
-        self.writes.collect(timeout, &mut self.leaving)?;
+    pub(in crate::paging) fn collect(&mut self, timeout: Duration) {
+        if let Err(error) = self.writes.collect(timeout, &mut self.leaving) {
+            diagnostics::fatal("the evictor lost its device queue", &error);
+        }
         if !self.leaving.freed.is_empty() {
             self.let_go();
         }
         self.writes.check_deadlines();
-        Ok(())
     }
 
     // How much.
@@ -234,5 +233,22 @@ impl Evictor {
             self.pager.note_room_made();
             self.pager.pool().waiters().feed_handlers();
         }
+    }
+
+    /// While there is room, and nothing is being written that would tell: takes back what was said
+    /// when there was none, and tries whether the device can be written. (What cools may do so for
+    /// ever while there is room.)
+    fn recover(&mut self) {
+        let pager = &self.pager;
+        // Below the low watermark pages are on their way out, or would be.
+        let has_room = pager.pool().available() >= pager.pool().watermarks().low();
+        if !has_room || !self.writes.is_idle() {
+            return;
+        }
+        if pager.health().is_exhausted() {
+            // What nobody could make has been given back.
+            self.made_room(1);
+        }
+        self.writes.recover();
     }
 }

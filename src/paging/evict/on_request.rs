@@ -2,7 +2,6 @@
 
 use crate::base::deadline::Deadline;
 use crate::base::units::PageId;
-use crate::paging::diagnostics;
 use crate::paging::evict::Evictor;
 use crate::paging::evict::content::Listed;
 use crate::paging::evict::device_space::LONG_BYTES;
@@ -45,9 +44,7 @@ impl Evictor {
                 false => self.take_batch_of(PageId(next), end),
             };
             self.settle_cooling(0);
-            if let Err(error) = self.collect(Duration::ZERO) {
-                diagnostics::fatal("the evictor lost its device queue", &error);
-            }
+            self.collect(Duration::ZERO);
         }
         if let Some(id) = request.id {
             self.settle_until(0);
@@ -136,13 +133,11 @@ impl Evictor {
     /// Waits, for a bounded time, until at most `most` pages are on their way out; returns whether it has
     /// come to that.
     fn settle_until(&mut self, most: usize) -> bool {
-        let mut deadline = Deadline::new(self.writes.deadline());
+        let mut deadline = Deadline::new(self.pager.health().deadline());
         while self.has_hope() && self.leaving() > most {
             self.settle_cooling(0);
             self.settle_lingering();
-            if let Err(error) = self.collect(Duration::from_millis(1)) {
-                diagnostics::fatal("the evictor lost its device queue", &error);
-            }
+            self.collect(Duration::from_millis(1));
             if self.pager.health().is_stopping() || deadline.is_over() {
                 return false;
             }

@@ -13,7 +13,6 @@ use crate::paging::page::BATCH_MAX;
 use crate::paging::pager::Pager;
 use crate::sys::thread::THREAD_BYTES;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// The evictor thread's state.
 pub(in crate::paging) struct Evictor {
@@ -34,19 +33,17 @@ pub(in crate::paging) struct Evictor {
 
 impl Evictor {
     /// Bytes of an evictor and its thread, for a region of this number of frames.
-    pub(in crate::paging) fn bytes(frames: usize, page_bytes: usize) -> usize {
+    pub(in crate::paging) fn bytes(frames: usize) -> usize {
         size_of::<Evictor>()
             + frames * Leaving::FRAME_BYTES
-            + WriteBack::bytes(frames, page_bytes)
+            + WriteBack::bytes(frames)
             + BATCH_MAX * size_of::<PageId>()
             + THREAD_BYTES
     }
 
-    pub(in crate::paging) fn new(
-        pager: Arc<Pager>,
-        requests: Arc<Requests>,
-        deadline: Duration,
-    ) -> Result<Evictor> {
+    /// # Errors
+    /// The store's error when it is asked for a queue.
+    pub(in crate::paging) fn new(pager: Arc<Pager>, requests: Arc<Requests>) -> Result<Evictor> {
         Ok(Evictor {
             requests,
             victims: Vec::with_capacity(BATCH_MAX),
@@ -54,7 +51,7 @@ impl Evictor {
             kept: 0,
             stays: Stays::default(),
             leaving: Leaving::new(pager.frames().count()),
-            writes: WriteBack::new(Arc::clone(&pager), deadline)?,
+            writes: WriteBack::new(Arc::clone(&pager))?,
             detour: Detour::default(),
             arrivals: Arrivals::default(),
             space: DeviceSpace::new(),

@@ -9,7 +9,6 @@ use crate::paging::mapped_over;
 use crate::paging::page::BATCH_MAX;
 use crate::paging::page::word::{FrameId, Word};
 use crate::paging::pager::Pager;
-use crate::paging::pager::discard;
 use crate::sys::vm::{HUGE_PAGE, Piece};
 use std::time::Instant;
 
@@ -50,7 +49,7 @@ impl Evictor {
             victims.clear();
             {
                 let mut policy = self.pager.policy().lock();
-                content::choose(&self.pager, &mut policy, want, &mut victims);
+                content::choose(self.pager.memory(), &mut policy, want, &mut victims);
                 resident = policy.resident();
             }
             went = self.take_out(&mut victims, Listed::No);
@@ -81,13 +80,15 @@ impl Evictor {
         let run_max = (RUN_BYTES_MAX / self.pager.page_bytes()).clamp(1, BATCH_MAX);
         let (mut piece_count, mut clean_count, mut run_len, mut moved) = (0, 0, 0, 0);
         for &page in victims.iter() {
-            let Some(word) = content::take_victim(&self.pager, page, listed) else { continue };
+            let Some(word) = content::take_victim(self.pager.memory(), page, listed) else {
+                continue;
+            };
             if word.slot().is_some() && word.protected() {
                 clean[clean_count] = (page, word);
                 clean_count += 1;
-                discard::push_piece(&self.pager, &mut pieces, &mut piece_count, page);
+                self.pager.table().push_piece(&mut pieces, &mut piece_count, page);
             } else if pause && word.slot().is_none() {
-                content::keep(&self.pager, page, word);
+                content::keep(self.pager.memory(), page, word);
             } else {
                 // Up to the end of a chunk: one that came in whole can leave whole.
                 let begins = page.0.is_multiple_of(self.pager.pages_per_chunk());
@@ -105,10 +106,19 @@ impl Evictor {
         }
         moved += self.move_out(&run[..run_len], chosen);
         if !self.pager.mapper().owns_all(&pieces[..piece_count]) {
-            (clean_count, piece_count) =
-                content::leave_others(&self.pager, &mut clean[..clean_count], &mut pieces);
+            (clean_count, piece_count) = content::leave_others(
+                self.pager.memory(),
+                self.pager.slots(),
+                &mut clean[..clean_count],
+                &mut pieces,
+            );
         }
-        content::drop_clean(&self.pager, &clean[..clean_count], &pieces[..piece_count]);
+        content::drop_clean(
+            self.pager.memory(),
+            self.pager.counters(),
+            &clean[..clean_count],
+            &pieces[..piece_count],
+        );
         self.pager.counters().evict_times.add_many(chosen.elapsed(), clean_count as u64);
         self.made_room(clean_count);
         clean_count + moved
@@ -122,14 +132,15 @@ impl Evictor {
         let mut most = run.len();
         while done < run.len() {
             let rest = &run[done..run.len().min(done + most)];
-            let Some((first, got)) = content::frames_for_run(&self.pager, rest[0].0, rest.len())
+            let Some((first, got)) =
+                content::frames_for_run(self.pager.memory(), rest[0].0, rest.len())
             else {
                 run[done..]
                     .iter()
-                    .for_each(|(page, word)| content::keep(&self.pager, *page, *word));
+                    .for_each(|(page, word)| content::keep(self.pager.memory(), *page, *word));
                 break;
             };
-            let taken = content::take_contents(&self.pager, rest[0].0, first, got);
+            let taken = self.pager.memory().take_contents(rest[0].0, first, got);
             let whole = taken.bytes / self.pager.page_bytes();
             for (victim, frame) in rest[..whole].iter().zip((first.0..).map(FrameId)) {
                 self.cool(*victim, frame, chosen);
@@ -146,14 +157,19 @@ impl Evictor {
             // MOVE takes nothing that is shared with a child, and a write that would end the sharing stops
             // at the protection.
             let copied =
-                word.protected().then(|| content::copy_protected(&self.pager, page)).flatten();
+                word.protected().then(|| self.pager.memory().copy_protected(page)).flatten();
             match copied {
                 Some(frame) => self.cool((page, word), frame, chosen),
-                None if mapped_over::disown(&self.pager, page, word) => {}
+                None if mapped_over::disown(
+                    self.pager.memory(),
+                    self.pager.slots(),
+                    page,
+                    word,
+                ) => {}
                 None => {
                     // A hole of it may have been filled since, where a write is not seen.
                     let kept = word.kept().with_protected(false);
-                    self.pager.publish_resident(page, word, kept, None);
+                    self.pager.memory().publish_resident(page, word, kept, None);
                     self.pager.counters().evict_busy.bump();
                     self.kept += 1;
                 }

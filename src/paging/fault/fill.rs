@@ -26,77 +26,44 @@ use crate::paging::fault::status::{FaultStatus, Purpose};
 use crate::paging::page::protocol::{self, Filled};
 use crate::paging::page::word::{FrameId, Word};
 use crate::paging::pager::Pager;
-use crate::paging::pager::install;
-use crate::sys::uffd::Wake;
+use crate::paging::pager::health::Health;
+use crate::paging::pager::lost;
+use crate::paging::pager::memory::Memory;
+use crate::sys::uffd::{Protect, Wake};
 use std::time::Duration;
 
-/// Why a fill was not begun.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NotBegun {
-    NoRoom,
-    /// The word is not what it was: look again.
-    Changed,
-}
-
-/// `Stored` -> `Filling`: reserves a frame to read a page into.
+/// `Stored` -> `Filling`: reserves a frame to read a page into. Else returns why the fault waits; `None`: the word
+/// changed, look again.
 pub(super) fn begin_fill(
-    pager: &Pager,
+    memory: &Memory,
     page: PageId,
     stored: Word,
     purpose: Purpose,
-) -> std::result::Result<FrameId, NotBegun> {
-    let frame = pager.pool().reserve_fill().ok_or(NotBegun::NoRoom)?;
-    if !begin_fill_into(pager, frame, page, stored, purpose) {
-        return Err(NotBegun::Changed);
+) -> std::result::Result<FrameId, Option<FaultStatus>> {
+    let frame = memory.pool().reserve_fill().ok_or(Some(FaultStatus::NoRoom))?;
+    if !begin_fill_into(memory, frame, page, stored, purpose) {
+        return Err(None);
     }
-    pager.pool().check_low();
+    memory.pool().check_low();
     Ok(frame)
 }
 
 /// `Stored` -> `Filling`, into a frame that was reserved before. `false`: the word changed; the
 /// frame is given back.
 pub(super) fn begin_fill_into(
-    pager: &Pager,
+    memory: &Memory,
     frame: FrameId,
     page: PageId,
     stored: Word,
     purpose: Purpose,
 ) -> bool {
-    pager.frames().note(frame, page, stored.slot());
+    memory.frames().note(frame, page, stored.slot());
     let filling = Word::filling(frame).with_wanted(purpose == Purpose::Fault);
-    let begun = pager.word(page).try_change(stored, filling).is_ok();
+    let begun = memory.table().word(page).try_change(stored, filling).is_ok();
     if !begun {
-        pager.pool().cancel_fill(frame);
+        memory.pool().cancel_fill(frame);
     }
     begun
-}
-
-/// The slot that is read into a frame.
-pub(in crate::paging) fn slot_of_fill(pager: &Pager, frame: FrameId) -> SlotId {
-    pager.frames().slot(frame).expect("a fill has a slot")
-}
-
-/// The read of a frame's slot is over, with `result`: counts what failed, and compares the content
-/// with the hash of what was written.
-pub(in crate::paging) fn check_read(
-    pager: &Pager,
-    frame: FrameId,
-    result: &Result<()>,
-) -> Result<()> {
-    let counters = pager.counters();
-    if let Err(error) = result {
-        match error {
-            Error::Corrupt { .. } => counters.checksum_errors.bump(),
-            _ => counters.read_errors.bump(),
-        }
-        return Err(error.clone());
-    }
-    let slot = slot_of_fill(pager, frame);
-    let verified = pager.slots().verify(pager.frames(), frame, slot);
-    if verified.is_err() {
-        counters.checksum_errors.bump();
-    }
-    verified
 }
 
 /// Reads of one page that have failed.
@@ -125,10 +92,10 @@ impl Attempts {
 /// After how long a read that failed is repeated; `None`: not at all. `is_over` says whether the
 /// deadline has passed.
 pub(in crate::paging) fn retry_after(
-    pager: &Pager,
+    deadline: Duration,
     purpose: Purpose,
     attempts: Attempts,
-    is_discarded: bool,
+    is_useless: bool,
     is_over: impl FnOnce() -> bool,
 ) -> Option<Duration> {
     const PREFETCH_ATTEMPTS_MAX: u32 = 3;
@@ -138,34 +105,33 @@ pub(in crate::paging) fn retry_after(
         Purpose::Fault => attempts.wrong >= WRONG_MAX || is_over(),
         Purpose::Prefetch => attempts.all >= PREFETCH_ATTEMPTS_MAX,
     };
-    (!gives_up && !is_discarded).then(|| pause_before(attempts.all, pager.health().deadline()))
+    (!gives_up && !is_useless).then(|| pause_before(attempts.all, deadline))
 }
 
 /// Whether the page that is being read into a frame was discarded meanwhile.
-pub(in crate::paging) fn is_discarded(pager: &Pager, frame: FrameId) -> bool {
-    pager.word(pager.frames().page(frame)).load().dead()
+pub(in crate::paging) fn is_discarded(memory: &Memory, frame: FrameId) -> bool {
+    memory.table().word(memory.frames().page(frame)).load().dead()
 }
 
 /// Calls `read`, which reads a page and compares it with what was written, again and again while that may help: the
-/// way of a thread that waits for its reads. Returns what the last one said.
-///
-/// # Errors
-/// Those of `read` itself, which end it.
-pub(in crate::paging) fn read_until_deadline<E>(
-    pager: &Pager,
+/// way of a thread that waits for its reads. Returns what the last one returned; `None` ends it.
+pub(in crate::paging) fn read_until_deadline(
+    health: &Health,
     purpose: Purpose,
     is_discarded: impl Fn() -> bool,
-    mut read: impl FnMut() -> std::result::Result<Result<()>, E>,
-) -> std::result::Result<Result<()>, E> {
-    let mut deadline = Deadline::new(pager.health().deadline());
+    mut read: impl FnMut() -> Option<Result<()>>,
+) -> Option<Result<()>> {
+    let mut deadline = Deadline::new(health.deadline());
     let mut attempts = Attempts::NONE;
     loop {
-        let Err(error) = read()? else { return Ok(Ok(())) };
+        let Err(error) = read()? else { return Some(Ok(())) };
         attempts.note(&error);
-        match retry_after(pager, purpose, attempts, is_discarded(), || deadline.is_over()) {
+        match retry_after(health.deadline(), purpose, attempts, is_discarded(), || {
+            deadline.is_over()
+        }) {
             // nanosleep(2) is async-signal-safe in Linux.
-            Some(pause) if !pager.health().is_stopping() => std::thread::sleep(pause),
-            _ => return Ok(Err(error)),
+            Some(pause) if !health.is_stopping() => std::thread::sleep(pause),
+            _ => return Some(Err(error)),
         }
     }
 }
@@ -213,20 +179,29 @@ pub(in crate::paging) fn map_fill(
     wake: Wake,
 ) -> std::result::Result<(), FaultStatus> {
     let page = pager.frames().page(frame);
-    let tracking = install::write_tracking(pager, page, frame, write);
-    let protect = match install::install(pager, page, frame, tracking.protect(), wake) {
+    // How its first write is noticed: not at all where it is written now, or cannot be mapped protected.
+    let is_tracked = !write && !pager.pool().moves_in(frame);
+    let guessed = is_tracked && pager.readahead().expects_write(page);
+    let protect = if is_tracked && !guessed { Protect::Yes } else { Protect::No };
+    if protect == Protect::Yes {
+        pager.readahead().was_not_written(page);
+    }
+    let installed = pager.memory().install(pager.counters(), page, frame, protect, wake);
+    let protect = match installed {
         Ok(protect) => protect,
         Err(error) => {
             let stored = Word::stored(moving.slot().expect("a fill has a slot"));
-            let status = install::not_mapped(pager, page, moving, stored, &error);
+            let status = lost::not_mapped(pager, page, moving, stored, &error);
             pager.pool().cancel_fill(frame);
             pager.wake(page);
             return Err(status);
         }
     };
-    let resident = tracking.mark(Word::resident(moving.slot()), protect);
-    let resident = resident.with_prefetched(insert == Insert::Prefetched);
-    pager.publish_resident(page, moving, resident, Some(insert));
+    let resident = Word::resident(moving.slot())
+        .with_protected(protect == Protect::Yes)
+        .with_guessed(guessed)
+        .with_prefetched(insert == Insert::Prefetched);
+    pager.memory().publish_resident(page, moving, resident, Some(insert));
     pager.counters().pages_in.bump();
     pager.slots().note_transfer();
     Ok(())
@@ -239,7 +214,7 @@ pub(in crate::paging) fn fail_fill(pager: &Pager, frame: FrameId, purpose: Purpo
     let slot = pager.frames().slot(frame);
     let Some((moving, _)) = take_filled(pager, frame, slot) else { return };
     match purpose {
-        Purpose::Fault => install::poison(pager, page, moving, cause),
+        Purpose::Fault => lost::poison(pager, page, moving, cause),
         Purpose::Prefetch => {
             pager.publish(page, moving, Word::stored(slot.expect("a fill has a slot")));
             // A thread that faulted on it meanwhile waits for this read, and faults again.

@@ -3,15 +3,15 @@
 //! A [`Handler`] is one thread. It reads many faults at once, looks at each page's word, answers
 //! what needs no device at once, starts reads for the rest and installs pages as the reads
 //! finish. It never waits for one fault while another can be served, and never allocates after its
-//! start. This module is its loop; what it does for a fault is in [`work`](super::work), when and where
+//! start. This module is its loop; what it does for a fault is in [`fault_queue`](super::fault_queue), when and where
 //! it runs in [`sched`](super::sched).
 //!
 //! | module | does |
 //! |---|---|
-//! | `work` | one handler's faults: answered, or kept until they can be |
+//! | `fault_queue` | one handler's faults: answered, or kept until they can be |
 //! | `in_memory` | what needs no device |
 //! | `fill` | the steps of a page that comes from the store, for `sigbus` too |
-//! | `reads` | hands reads to the device, merged; repeats what failed; wakes threads |
+//! | `reads` | has the handler's transfers; repeats what failed; wakes threads |
 //! | `huge_reads` | reads chunks that a stream leads to whole |
 //! | `prefetch` | what faults and requests lead to |
 //! | `no_room` | faults that wait for room, and those that are given up |
@@ -22,9 +22,9 @@ use crate::base::error::Result;
 use crate::base::gate::{Closed, LOOK_EVERY};
 use crate::paging::config::RegionConfig;
 use crate::paging::diagnostics;
+use crate::paging::fault::fault_queue::FaultQueue;
 use crate::paging::fault::sched::ThreadSched;
 use crate::paging::fault::starved::FAULTS_MAX;
-use crate::paging::fault::work::Work;
 use crate::paging::pager::Pager;
 use crate::sys::thread::THREAD_BYTES;
 use crate::sys::uffd::Message;
@@ -35,7 +35,7 @@ use std::time::{Duration, Instant};
 pub(in crate::paging) struct Handler {
     pager: Arc<Pager>,
     sched: ThreadSched,
-    work: Work,
+    faults: FaultQueue,
     messages: [Message; FAULTS_MAX],
 }
 
@@ -51,13 +51,13 @@ impl Handler {
     ) -> Result<Handler> {
         let poll = config.poll.unwrap_or_default();
         let sched = ThreadSched::new(Arc::clone(pager.sched()), index, poll);
-        let work = Work::new(Arc::clone(&pager), index)?;
-        Ok(Handler { pager, sched, work, messages: [Message::EMPTY; FAULTS_MAX] })
+        let faults = FaultQueue::new(Arc::clone(&pager), index)?;
+        Ok(Handler { pager, sched, faults, messages: [Message::EMPTY; FAULTS_MAX] })
     }
 
     /// Bytes of a handler and its thread, for a region of this number of frames.
     pub(in crate::paging) fn bytes(frames: usize) -> usize {
-        size_of::<Handler>() + ThreadSched::BYTES + Work::bytes(frames) + THREAD_BYTES
+        size_of::<Handler>() + ThreadSched::BYTES + FaultQueue::bytes(frames) + THREAD_BYTES
     }
 
     /// Serves faults until the region stops.
@@ -75,16 +75,16 @@ impl Handler {
         if self.pager.fork().gate().is_closed(Closed::All) {
             self.stand_still()?;
         }
-        if !self.sched.begin_turn() && !self.work.is_pending() {
+        if !self.sched.begin_turn() && !self.faults.is_pending() {
             return self.sched.stand_by();
         }
-        self.work.retry_waiting();
-        self.work.serve_starved();
-        let faults = self.read_faults()?;
-        self.sched.faults_read(faults);
-        self.work.submit(&self.sched);
-        self.work.wait(faults == 0, &mut self.sched)?;
-        self.work.complete(&mut self.sched);
+        self.faults.retry_waiting();
+        self.faults.serve_starved();
+        let count = self.read_faults()?;
+        self.sched.faults_read(count);
+        self.faults.submit(&self.sched);
+        self.faults.wait(count == 0, &mut self.sched)?;
+        self.faults.complete(&mut self.sched);
         self.sched.follow_faults();
         Ok(())
     }
@@ -95,7 +95,7 @@ impl Handler {
         let pager = Arc::clone(&self.pager);
         let gate = pager.fork().gate();
         gate.stand_still(Closed::All, || {
-            if self.work.is_full() {
+            if self.faults.is_full() {
                 std::thread::sleep(LOOK_EVERY);
                 return Ok(());
             }
@@ -104,7 +104,7 @@ impl Handler {
                 self.note_moved(self.messages[at]);
                 if let Some(fault) = self.messages[at].fault() {
                     gate.note_fault(fault.thread);
-                    self.work.put_off(fault, Instant::now());
+                    self.faults.put_off(fault, Instant::now());
                 }
             }
             self.sched.wait_for_call(pager.mapper().raw_fd(), LOOK_EVERY)
@@ -113,7 +113,7 @@ impl Handler {
 
     /// Reads and answers all pending faults; returns how many there were.
     fn read_faults(&mut self) -> Result<usize> {
-        if self.work.is_full() {
+        if self.faults.is_full() {
             // They keep the descriptor readable, so that waiting for news ends at once.
             const PAUSE: Duration = Duration::from_micros(50);
             std::thread::sleep(PAUSE);
@@ -138,9 +138,9 @@ impl Handler {
             let message = self.messages[at];
             self.note_moved(message);
             if let Some(fault) = message.fault() {
-                let is_alone = self.work.rest_if_last(count - 1, &self.sched);
+                let is_alone = self.faults.rest_if_last(count - 1, &self.sched);
                 self.sched.fault_arrived(fault.thread, is_alone);
-                self.work.answer(fault, arrived);
+                self.faults.answer(fault, arrived);
             }
         }
     }

@@ -19,12 +19,12 @@
 //! 2. A chunk ends by being mapped or broken up; its pages are then like any others.
 
 use crate::base::units::PageId;
-use crate::paging::fault::reads::{Reads, Turn};
+use crate::paging::fault::reads::{Reads, WakeContext};
+use crate::paging::fault::status::FaultStatus;
 use crate::paging::page::chunks::CHUNK_PAGES_MAX;
 use crate::paging::page::word::{FrameId, State, Word};
 use crate::paging::pager::Pager;
 use crate::paging::pager::frame_pool::NoRun;
-use crate::paging::pager::install;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -43,18 +43,6 @@ struct Chunk {
     read: u128,
     /// Until when it is held once it has been read; `None`: it is not.
     hold: Option<Instant>,
-}
-
-/// Outcome of reading a chunk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ChunkStart {
-    Started,
-    /// Its pages are not all on the device, or there is no run of frames: page by page.
-    Unfit,
-    /// When there is room.
-    NoRoom,
-    /// When one of this handler's chunks is mapped, or the device has answered.
-    Wait,
 }
 
 /// The chunks that one handler reads.
@@ -76,31 +64,32 @@ impl HugeReads {
     }
 
     /// Accepts reads of all pages of the chunk that begins with `first`. With `for_stream` the chunk is
-    /// held until its reader gets there.
+    /// held until its reader gets there. `QueueFull`: it waits until one of this handler's chunks is mapped, or the
+    /// device has answered. `None`: its pages are not all on the device, or there is no run of frames: page by page.
     pub(super) fn start(
         &mut self,
         first: PageId,
         for_stream: bool,
         reads: &mut Reads,
-    ) -> ChunkStart {
+    ) -> Option<FaultStatus> {
         let per_chunk = self.pager.pages_per_chunk();
         let pages = (first.0..first.0 + per_chunk).map(PageId);
         let is_stored = |page: PageId| self.pager.word(page).load().state() == State::Stored;
         if !self.pager.reads_chunks() || !pages.clone().all(is_stored) {
-            return ChunkStart::Unfit;
+            return None;
         }
         if !reads.has_room_for(per_chunk) {
-            return ChunkStart::Wait;
+            return Some(FaultStatus::QueueFull);
         }
         if self.pager.starved().len() > 0 {
-            return ChunkStart::NoRoom; // Faults go first.
+            return Some(FaultStatus::NoRoom); // Faults go first.
         }
         let frame = match self.pager.pool().charged_run() {
             Ok(frame) => frame,
-            Err(NoRun::Starved) => return ChunkStart::NoRoom,
+            Err(NoRun::Starved) => return Some(FaultStatus::NoRoom),
             // Other threads may have them for long; this handler's own come back.
-            Err(NoRun::AllInUse) if self.open > 0 => return ChunkStart::Wait,
-            Err(NoRun::AllInUse) => return ChunkStart::Unfit,
+            Err(NoRun::AllInUse) if self.open > 0 => return Some(FaultStatus::QueueFull),
+            Err(NoRun::AllInUse) => return None,
         };
         let mut accepted = 0;
         for (page, frame) in pages.zip((frame.0..).map(FrameId)) {
@@ -114,7 +103,7 @@ impl HugeReads {
             self.open += 1;
         }
         self.pager.pool().check_low();
-        ChunkStart::Started
+        Some(FaultStatus::Reading)
     }
 
     /// Whether a frame that is being read is of an open chunk of this handler's.
@@ -132,7 +121,7 @@ impl HugeReads {
     }
 
     /// Maps the chunks that have been read and are not held any longer.
-    pub(super) fn map_ready(&mut self, reads: &mut Reads, turn: Turn<'_>) {
+    pub(super) fn map_ready(&mut self, reads: &mut Reads, context: WakeContext<'_>) {
         if self.open == 0 {
             return;
         }
@@ -142,7 +131,7 @@ impl HugeReads {
             let is_read = chunk.read.count_ones() == self.pager.pages_per_chunk() as u32;
             if is_read && (starving || !self.is_held(&chunk)) {
                 self.end(run);
-                self.map(&chunk, reads, turn);
+                self.map(&chunk, reads, context);
             }
         }
     }
@@ -165,18 +154,18 @@ impl HugeReads {
 
     /// Ends the chunk that a frame is of, if there is one: a page of it could not be read. What has
     /// been read is mapped page by page, and so is the rest when it comes.
-    pub(super) fn break_up(&mut self, frame: FrameId, reads: &mut Reads, turn: Turn<'_>) {
+    pub(super) fn break_up(&mut self, frame: FrameId, reads: &mut Reads, context: WakeContext<'_>) {
         let Some(run) = self.pager.frames().run_of(frame) else { return };
         let Some(chunk) = self.chunks[run] else { return };
         self.end(run);
         let is_read = |n: &u32| chunk.read & 1 << n != 0;
         for n in (0..self.pager.pages_per_chunk() as u32).filter(is_read) {
-            reads.map(FrameId(chunk.frame.0 + n), 1, turn);
+            reads.map(FrameId(chunk.frame.0 + n), 1, context);
         }
     }
 
     /// Maps a chunk that has been read, and wakes the threads that wait for it.
-    fn map(&self, chunk: &Chunk, reads: &mut Reads, turn: Turn<'_>) {
+    fn map(&self, chunk: &Chunk, reads: &mut Reads, context: WakeContext<'_>) {
         let count = self.pager.pages_per_chunk() as usize;
         let mut filled = [None; CHUNK_PAGES_MAX];
         for (n, filled) in filled[..count].iter_mut().enumerate() {
@@ -186,19 +175,25 @@ impl HugeReads {
         let alive = filled[..count].iter().flatten().zip(&mut moving);
         let alive = alive.map(|(from, to)| *to = *from).count();
         let whole = alive == count;
-        let mapped =
-            if whole { install::map_chunk(&self.pager, chunk.page, chunk.frame) } else { 0 };
-        self.pager.publish_read(chunk.page, &moving[..mapped]);
-        self.note_mapped(chunk, &moving[..mapped], reads, turn);
+        let memory = self.pager.memory();
+        let mapped = if whole { memory.map_chunk(chunk.page, chunk.frame) } else { 0 };
+        memory.publish_read(chunk.page, &moving[..mapped]);
+        self.note_mapped(chunk, &moving[..mapped], reads, context);
         for (n, filled) in filled[..count].iter().enumerate().skip(mapped) {
             if let Some((moving, wanted)) = *filled {
-                reads.map_moving(FrameId(chunk.frame.0 + n as u32), moving, wanted, 1, turn);
+                reads.map_moving(FrameId(chunk.frame.0 + n as u32), moving, wanted, 1, context);
             }
         }
     }
 
     /// Counts the first pages of a chunk, which are mapped, and wakes the threads that wait for them.
-    fn note_mapped(&self, chunk: &Chunk, mapped: &[(Word, bool)], reads: &Reads, turn: Turn<'_>) {
+    fn note_mapped(
+        &self,
+        chunk: &Chunk,
+        mapped: &[(Word, bool)],
+        reads: &Reads,
+        context: WakeContext<'_>,
+    ) {
         let counters = self.pager.counters();
         counters.pages_in.add(mapped.len() as u64);
         self.pager.slots().note_transfer();
@@ -209,7 +204,7 @@ impl HugeReads {
             wanted = true;
         }
         if wanted {
-            reads.rest_if_last(0, turn);
+            reads.rest_if_last(0, context);
             self.pager.wake_chunk(chunk.page);
         }
     }

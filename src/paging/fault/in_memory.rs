@@ -9,8 +9,8 @@
 
 use crate::base::error::Error;
 use crate::base::units::PageId;
+use crate::paging::counters::Counters;
 use crate::paging::diagnostics;
-use crate::paging::evict::content;
 use crate::paging::evict::policy::Insert;
 use crate::paging::fault::status::{FaultStatus, Purpose};
 use crate::paging::kernel_filled;
@@ -19,8 +19,8 @@ use crate::paging::page::frame_meta::FrameOutcome;
 use crate::paging::page::protocol;
 use crate::paging::page::word::{State, Word};
 use crate::paging::pager::Pager;
-use crate::paging::pager::install;
-use crate::paging::pager::transfer;
+use crate::paging::pager::lost;
+use crate::paging::pager::memory::Memory;
 use crate::paging::tables::charge;
 use crate::sys;
 use crate::sys::uffd::{Fault, Outcome, Protect};
@@ -38,7 +38,7 @@ pub(in crate::paging) fn resolve_in_memory(
         State::Filling | State::Moving => Some(FaultStatus::TryAgain),
         State::Resident => touch_resident(pager, page, word, fault),
         State::Cooling => take_back(pager, page, word, Purpose::Fault),
-        State::Writing => copy_out(pager, page, word),
+        State::Writing => copy_out(pager.memory(), pager.counters(), page, word),
         State::Poisoned => {
             pager.wake(page);
             Some(FaultStatus::Resolved)
@@ -74,9 +74,9 @@ fn fill_zeros(pager: &Pager, page: PageId) -> Option<FaultStatus> {
         pager.publish(page, moving, Word::EMPTY);
         return Some(FaultStatus::TryAgain);
     }
-    match install::install_zeros(pager, page) {
+    match pager.memory().install_zeros(pager.counters(), page) {
         Ok(true) => {
-            pager.publish_mapped(page, moving, Word::resident(None), Some(Insert::Fresh));
+            pager.memory().publish_mapped(page, moving, Word::resident(None), Some(Insert::Fresh));
             pager.counters().faults_zero.bump();
             pager.pool().check_low();
             Some(FaultStatus::Resolved)
@@ -85,7 +85,7 @@ fn fill_zeros(pager: &Pager, page: PageId) -> Option<FaultStatus> {
             pager.publish(page, moving, Word::EMPTY);
             Some(FaultStatus::NoRoom)
         }
-        Err(error) => Some(install::not_mapped(pager, page, moving, Word::EMPTY, &error)),
+        Err(error) => Some(lost::not_mapped(pager, page, moving, Word::EMPTY, &error)),
     }
 }
 
@@ -95,8 +95,9 @@ fn touch_resident(pager: &Pager, page: PageId, word: Word, fault: &Fault) -> Opt
     if fault.protected {
         return open_for_writes(pager, page, word);
     }
-    if word.sparse() || is_hole(pager, fault.address) {
-        return fill_hole(pager, page, word, fault.address).then_some(FaultStatus::Resolved);
+    if word.sparse() || pager.memory().is_hole(fault.address) {
+        return fill_hole(pager.memory(), pager.counters(), page, word, fault.address)
+            .then_some(FaultStatus::Resolved);
     }
     pager.counters().faults_racing.bump();
     pager.wake(page);
@@ -113,7 +114,7 @@ fn open_for_writes(pager: &Pager, page: PageId, word: Word) -> Option<FaultStatu
         }
         // While a message of the kernel's is not read it refuses all calls (EAGAIN). Its reader may be this
         // thread, or have no processor: 10,000 calls were over first, and the process was ended.
-        Err(error) if install::is_passing(pager, &error) => {
+        Err(error) if lost::is_passing(pager.mapper(), pager.health().deadline(), &error) => {
             diagnostics::warn("a write-protected page could not be opened, trying again", &error);
             pager.publish(page, moving, word);
             return Some(FaultStatus::TryAgain);
@@ -150,11 +151,11 @@ pub(in crate::paging) fn take_back(
     };
     let moving = Word::moving(None);
     let prefetched = note.prefetched();
-    match content::return_frame(pager, page, frame) {
+    match pager.memory().return_frame(page, frame) {
         Ok(outcome) => {
             let unseen = prefetched && purpose == Purpose::Prefetch;
             let resident = Word::resident(slot).with_prefetched(unseen);
-            pager.publish_mapped(page, moving, resident, None);
+            pager.memory().publish_mapped(page, moving, resident, None);
             pager.frames().decide(frame, outcome);
             if purpose == Purpose::Fault {
                 pager.counters().faults_cooling.bump();
@@ -164,7 +165,7 @@ pub(in crate::paging) fn take_back(
         }
         Err(error) => {
             pager.pool().uncharge_copy();
-            let answer = install::not_mapped(pager, page, moving, Word::cooling(frame), &error);
+            let answer = lost::not_mapped(pager, page, moving, Word::cooling(frame), &error);
             if pager.word(page).load().state() == State::Poisoned {
                 pager.put_slot(slot);
                 pager.frames().decide(frame, FrameOutcome::Dropped);
@@ -175,55 +176,48 @@ pub(in crate::paging) fn take_back(
 }
 
 /// `Writing`: the device may still read the frame, so the page gets a copy of it.
-fn copy_out(pager: &Pager, page: PageId, word: Word) -> Option<FaultStatus> {
+fn copy_out(memory: &Memory, counters: &Counters, page: PageId, word: Word) -> Option<FaultStatus> {
     let frame = word.frame().expect("a page being written has a frame");
-    if !pager.pool().charge_page() {
+    if !memory.pool().charge_page() {
         return Some(FaultStatus::NoRoom);
     }
-    if protocol::copy_out(pager.word(page), word).is_err() {
-        pager.budget().uncharge(pager.page_size());
+    if protocol::copy_out(memory.table().word(page), word).is_err() {
+        memory.pool().budget().uncharge(memory.table().page_size());
         return None;
     }
     let moving = Word::moving(None);
-    if let Err(error) = transfer::copy_rest(pager, page, frame, 0, Protect::No) {
+    if let Err(error) = memory.copy_rest(page, frame, 0, Protect::No) {
         diagnostics::fatal("a page being written could not be mapped", &error);
     }
-    pager.publish_mapped(page, moving, Word::resident(None), None);
-    pager.frames().decide(frame, FrameOutcome::Dropped);
-    pager.counters().faults_cooling.bump();
+    memory.publish_mapped(page, moving, Word::resident(None), None);
+    memory.frames().decide(frame, FrameOutcome::Dropped);
+    counters.faults_cooling.bump();
     Some(FaultStatus::Resolved)
-}
-
-/// Whether nothing is mapped at an address. Without a page map that is found out by filling it.
-pub(in crate::paging) fn is_hole(pager: &Pager, addr: usize) -> bool {
-    let Some(map) = pager.mapper().pagemap() else { return true };
-    let mut there = [true];
-    map.scan(addr, &mut there).is_ok() && !there[0]
 }
 
 /// Fills one kernel page of a resident page, where it has a hole, with zeros. The page may be
 /// written there without a fault from then on. `false`: look at the page again.
-fn fill_hole(pager: &Pager, page: PageId, word: Word, addr: usize) -> bool {
+fn fill_hole(memory: &Memory, counters: &Counters, page: PageId, word: Word, addr: usize) -> bool {
     // The word cannot leave `Resident` unnoticed while this thread has made it `Moving`.
     let moving = word.leaving();
-    if pager.word(page).try_change(word, moving).is_err() {
+    if memory.table().word(page).try_change(word, moving).is_err() {
         return false;
     }
     // SAFETY: a hole of a sparse page reads as zero, and this thread alone changes the page's
     // mapping now.
-    let outcome = unsafe { pager.mapper().map_zero_page(addr) };
+    let outcome = unsafe { memory.mapper().map_zero_page(addr) };
     let filled = outcome == Outcome::Done;
     let sparse = word.with_sparse(true).with_protected(false);
-    pager.publish(page, moving, if filled { sparse } else { word });
+    memory.table().publish(page, moving, if filled { sparse } else { word });
     match outcome {
-        Outcome::Done => pager.counters().faults_zero.bump(),
+        Outcome::Done => counters.faults_zero.bump(),
         Outcome::Failed { errno: errno @ sys::EPERM, .. } => {
             let cause = Error::Os { call: "UFFDIO_ZEROPAGE", errno };
             diagnostics::fatal("a hole of a page could not be filled", &cause);
         }
         _ => {
-            pager.counters().faults_racing.bump();
-            pager.wake(page);
+            counters.faults_racing.bump();
+            memory.wake(page);
         }
     }
     true

@@ -1,5 +1,6 @@
 //! Faults: the threads and the signal handler that bring pages in.
 
+mod fault_queue;
 pub(in crate::paging) mod fill;
 pub(in crate::paging) mod handler;
 mod huge_reads;
@@ -13,4 +14,3 @@ pub(in crate::paging) mod starved;
 pub(in crate::paging) mod status;
 pub(in crate::paging) mod supervisor;
 mod watchdog;
-mod work;

@@ -3,16 +3,18 @@
 //! The waiting faults themselves, and their order, are in [`starved`](crate::paging::fault::starved).
 
 use crate::base::error::Error;
-use crate::base::units::{PageId, SlotId};
+use crate::base::units::PageId;
 use crate::paging::diagnostics;
 use crate::paging::fault::starved::{RoomClass, Stall, StarvedFault};
 use crate::paging::page::frame_meta::FrameOutcome;
 use crate::paging::page::word::{State, Word};
 use crate::paging::pager::Pager;
+use crate::paging::pager::frame_pool::FramePool;
+use crate::paging::pager::health::Health;
 use crate::paging::pager::health::NO_SLOT;
-use crate::paging::pager::install;
+use crate::paging::pager::lost;
+use crate::paging::pager::memory::Memory;
 use crate::paging::tables::charge;
-use crate::sys;
 use crate::sys::uffd::Fault;
 use std::time::{Duration, Instant};
 
@@ -22,25 +24,25 @@ use std::time::{Duration, Instant};
 const STARVED_MAX: Duration = Duration::from_secs(2);
 
 /// Whether no room can be made for fresh pages at the moment.
-pub(in crate::paging) fn is_stuck(pager: &Pager) -> bool {
-    pager.health().is_exhausted() || pager.health().write_errno() != 0
+pub(in crate::paging) fn is_stuck(health: &Health) -> bool {
+    health.is_exhausted() || health.write_errno() != 0
 }
 
 /// The class in which a fault on a page waits for room; `None`: it needs none.
-pub(in crate::paging) fn room_class(pager: &Pager, page: PageId) -> Option<RoomClass> {
-    match pager.word(page).load().state() {
-        State::Empty if pager.chunks().is_open(pager.chunk_of(page)) => None,
+pub(in crate::paging) fn room_class(memory: &Memory, page: PageId) -> Option<RoomClass> {
+    match memory.table().word(page).load().state() {
+        State::Empty if memory.chunks().is_open(memory.table().chunk_of(page)) => None,
         State::Empty => Some(RoomClass::Fresh),
         State::Stored | State::Writing => Some(RoomClass::Content),
-        State::Cooling if !pager.pool().moves().evict => Some(RoomClass::Content),
+        State::Cooling if !memory.pool().moves().evict => Some(RoomClass::Content),
         _ => None,
     }
 }
 
 /// Whether a fault on a page must not be served before those that wait for room.
 pub(in crate::paging) fn must_wait(pager: &Pager, page: PageId) -> bool {
-    let class = room_class(pager, page);
-    class.is_some_and(|class| pager.starved().must_wait(class, is_stuck(pager)))
+    let class = room_class(pager.memory(), page);
+    class.is_some_and(|class| pager.starved().must_wait(class, is_stuck(pager.health())))
 }
 
 /// Keeps a fault for which there is no room, or that must not pass others.
@@ -50,7 +52,7 @@ pub(in crate::paging) fn wait_for_room(
     fault: Fault,
     arrived: Instant,
 ) {
-    let class = room_class(pager, page).unwrap_or(RoomClass::Content);
+    let class = room_class(pager.memory(), page).unwrap_or(RoomClass::Content);
     pager.counters().faults_starved.bump();
     pager.pool().waiters().begin_starving();
     pager.starved().push(fault, arrived, class, pager.health().writes_failed());
@@ -58,17 +60,22 @@ pub(in crate::paging) fn wait_for_room(
 }
 
 /// A fault does not wait for room any more.
-pub(in crate::paging) fn stop_waiting(pager: &Pager, starved: &StarvedFault) {
-    pager.starved().done(starved);
-    pager.pool().waiters().end_starving();
+pub(in crate::paging) fn stop_waiting(pool: &FramePool, starved: &StarvedFault) {
+    pool.waiters().starved().done(starved);
+    pool.waiters().end_starving();
 }
 
 /// How long a fault may wait for room without progress; `None`: for ever. A page with
 /// content is not lost for want of room alone: only when the device fails what is written too.
 /// Faults on fresh pages that come one after the other wait for one deadline together: once one was given up, the
 /// later ones wait only until one more write has failed. (What has content would be lost by that.)
-fn give_up_after(pager: &Pager, class: RoomClass, stall: &Stall) -> Option<Duration> {
-    let (health, starved) = (pager.health(), pager.starved());
+fn give_up_after(
+    health: &Health,
+    pool: &FramePool,
+    class: RoomClass,
+    stall: &Stall,
+) -> Option<Duration> {
+    let starved = pool.waiters().starved();
     let errno = health.write_errno();
     // A write that the device has may make room, for as long as it may take.
     let exhausted = health.is_exhausted() && !starved.is_writing();
@@ -92,7 +99,7 @@ pub(in crate::paging) fn give_up_stalled(
     stall: &mut Stall,
     shown: Duration,
 ) -> bool {
-    let limit = give_up_after(pager, class, stall);
+    let limit = give_up_after(pager.health(), pager.pool(), class, stall);
     let progress = pager.starved().progress(class);
     if !stall.has_lasted(shown, progress, limit.unwrap_or(STARVED_MAX)) {
         return false;
@@ -102,14 +109,9 @@ pub(in crate::paging) fn give_up_stalled(
     match given_up {
         true if class == RoomClass::Fresh => pager.starved().note_given_up(),
         true => {}
-        false => diagnostics::waits_for_room(install::no_room(pager)),
+        false => diagnostics::waits_for_room(lost::no_room(pager)),
     }
     given_up
-}
-
-/// The error of a read that took too long, or of one that the device did not even take.
-pub(in crate::paging) fn timed_out(pager: &Pager, slot: Option<SlotId>) -> Error {
-    pager.slots().failed("read", slot, pager.page_bytes() as u64, sys::ETIMEDOUT)
 }
 
 /// Gives up on a fault that cannot be served in time: SIGBUS with the cause, not a hang. `false`: the
@@ -158,7 +160,7 @@ pub(in crate::paging) fn give_up(pager: &Pager, page: PageId, cause: &Error) -> 
         // the evictor.)
         pager.put_slot(frame.and_then(|frame| pager.frames().slot(frame)));
     }
-    install::poison(pager, page, moving, cause);
+    lost::poison(pager, page, moving, cause);
     if let Some(frame) = frame {
         pager.frames().decide(frame, FrameOutcome::Dropped);
     }

@@ -4,7 +4,7 @@
 //! waits in the region's queue of requests (`readahead`), from which each handler takes runs of pages.
 
 use crate::base::units::{PageCount, PageId};
-use crate::paging::fault::huge_reads::{ChunkStart, HugeReads};
+use crate::paging::fault::huge_reads::HugeReads;
 use crate::paging::fault::in_memory;
 use crate::paging::fault::reads::Reads;
 use crate::paging::fault::status::{FaultStatus, Purpose};
@@ -48,87 +48,54 @@ impl Prefetch {
         self.run.is_some() || self.is_starving
     }
 
-    // For streams.
-
-    /// Asks for what a stream leads to after a fault on a page.
+    /// Accepts what a stream leads to after a fault on a page, as far as there is room; asks for the rest.
     pub(super) fn follow(
-        &self,
+        &mut self,
         page: PageId,
         on: FaultOn,
         reads: &mut Reads,
         huge_reads: &mut HugeReads,
     ) {
         let Some(mut window) = next_window(&self.pager, page, on) else { return };
-        let end = self.pager.page_count().0;
-        let per_chunk = self.pager.pages_per_chunk();
+        let (per_chunk, end) = (self.pager.pages_per_chunk(), self.pager.page_count().0);
         let chunks = window.split_chunks(per_chunk, end);
+        let chunks = chunks.map_or(0..0, |(first, count)| first.0..first.0 + count.0);
+        let chunks = chunks.step_by(per_chunk as usize).map(|first| (PageId(first), per_chunk));
         let mut room = true;
-        for page in window.pages(end) {
-            room = room && self.start_page(page, reads);
+        for (first, count) in window.pages(end).map(|page| (page, 1)).chain(chunks) {
+            let mut run = PrefetchRun { first, count: PageCount(count), for_stream: true };
+            room = room && self.accept_run(&mut run, reads, huge_reads);
             if !room {
-                self.ask_later(page, 1);
-            }
-        }
-        let Some((first, count)) = chunks else { return };
-        for page in (first.0..first.0 + count.0).step_by(per_chunk as usize).map(PageId) {
-            room = room && self.start_chunk(page, reads, huge_reads);
-            if !room {
-                self.ask_later(page, per_chunk);
+                self.pager.readahead().request(run);
             }
         }
     }
-
-    /// Accepts a read of a page that a stream leads to; `false`: there is no room at the moment.
-    fn start_page(&self, page: PageId, reads: &mut Reads) -> bool {
-        let word = self.pager.word(page).load();
-        if word.state() != State::Stored {
-            return true;
-        }
-        let status = reads.accept(page, word, None);
-        let is_reading = status == Some(FaultStatus::Reading);
-        self.pager.counters().pages_read_ahead.add(u64::from(is_reading));
-        status.is_none() || is_reading
-    }
-
-    /// Accepts a read of a chunk that a stream leads to; `false`: there is no room at the moment.
-    fn start_chunk(&self, first: PageId, reads: &mut Reads, huge_reads: &mut HugeReads) -> bool {
-        let per_chunk = self.pager.pages_per_chunk();
-        match huge_reads.start(first, true, reads) {
-            ChunkStart::Started => {
-                self.pager.counters().pages_read_ahead.add(per_chunk);
-                true
-            }
-            ChunkStart::Unfit => {
-                let mut pages = (first.0..first.0 + per_chunk).map(PageId);
-                pages.all(|page| self.start_page(page, reads))
-            }
-            ChunkStart::NoRoom | ChunkStart::Wait => false,
-        }
-    }
-
-    /// Asks for pages that a stream leads to when the evictor has made room.
-    fn ask_later(&self, first: PageId, count: u64) {
-        let count = PageCount(count);
-        self.pager.readahead().request(PrefetchRun { first, count, for_stream: true });
-    }
-
-    // On request.
 
     /// Accepts pages that were requested, as long as there are frames.
     pub(super) fn accept_requests(&mut self, reads: &mut Reads, huge_reads: &mut HugeReads) {
         while let Some(mut run) = self.run.take().or_else(|| self.pager.readahead().next_request())
         {
-            while run.count.0 > 0 {
-                let Some(accepted) = self.accept(run, reads, huge_reads) else {
-                    // Requests are not worth waiting for when nothing can be evicted.
-                    let hopeless = self.pager.health().is_exhausted();
-                    self.run = (!hopeless).then_some(run);
-                    return;
-                };
-                run.first = PageId(run.first.0 + accepted);
-                run.count = PageCount(run.count.0 - accepted);
+            if !self.accept_run(&mut run, reads, huge_reads) {
+                // Requests are not worth waiting for when nothing can be evicted.
+                self.run = (!self.pager.health().is_exhausted()).then_some(run);
+                return;
             }
         }
+    }
+
+    /// Accepts the pages of a run as far as there is room, and leaves the others in it. Returns whether there are none.
+    fn accept_run(
+        &mut self,
+        run: &mut PrefetchRun,
+        reads: &mut Reads,
+        huge_reads: &mut HugeReads,
+    ) -> bool {
+        while run.count.0 > 0 {
+            let Some(accepted) = self.accept(*run, reads, huge_reads) else { return false };
+            run.first = PageId(run.first.0 + accepted);
+            run.count = PageCount(run.count.0 - accepted);
+        }
+        true
     }
 
     /// Accepts the chunk or the page that a run begins with. Returns how many pages that were; `None`:
@@ -141,41 +108,28 @@ impl Prefetch {
     ) -> Option<u64> {
         self.waits_for_frames = false;
         let per_chunk = self.pager.pages_per_chunk();
-        if run.first.0.is_multiple_of(per_chunk) && run.count.0 >= per_chunk {
-            match huge_reads.start(run.first, run.for_stream, reads) {
-                ChunkStart::Unfit => {}
-                ChunkStart::Started => {
-                    self.pager.counters().pages_prefetched.add(per_chunk);
-                    return Some(per_chunk);
-                }
-                ChunkStart::Wait => {
-                    self.waits_for_frames = true;
-                    return None;
-                }
-                ChunkStart::NoRoom => return None,
-            }
+        let counters = self.pager.counters();
+        let reading = match run.for_stream {
+            true => &counters.pages_read_ahead,
+            false => &counters.pages_prefetched,
+        };
+        if run.first.0.is_multiple_of(per_chunk)
+            && run.count.0 >= per_chunk
+            && let Some(status) = huge_reads.start(run.first, run.for_stream, reads)
+        {
+            self.waits_for_frames = status == FaultStatus::QueueFull;
+            let is_reading = status == FaultStatus::Reading;
+            reading.add(if is_reading { per_chunk } else { 0 });
+            return is_reading.then_some(per_chunk);
         }
-        self.accept_page(run.first, reads).then_some(1)
-    }
-
-    /// Accepts one page; `false`: there is no room, or the device has enough to do.
-    fn accept_page(&self, page: PageId, reads: &mut Reads) -> bool {
-        let word = self.pager.word(page).load();
-        match word.state() {
-            State::Stored => match reads.accept(page, word, None) {
-                Some(FaultStatus::Resolved | FaultStatus::Reading) => {
-                    self.pager.counters().pages_prefetched.bump();
-                    true
-                }
-                Some(_) => false,
-                None => true,
-            },
-            State::Cooling => {
-                let status = in_memory::take_back(&self.pager, page, word, Purpose::Prefetch);
-                status != Some(FaultStatus::NoRoom)
-            }
-            _ => true,
-        }
+        let word = self.pager.word(run.first).load();
+        let status = match word.state() {
+            State::Stored => reads.accept(run.first, word, None),
+            State::Cooling => in_memory::take_back(&self.pager, run.first, word, Purpose::Prefetch),
+            _ => None,
+        };
+        reading.add(u64::from(status == Some(FaultStatus::Reading)));
+        (!matches!(status, Some(FaultStatus::NoRoom | FaultStatus::QueueFull))).then_some(1)
     }
 
     /// Tells the evictor whether this handler waits for room.

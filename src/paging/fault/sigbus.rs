@@ -24,7 +24,6 @@ use crate::base::visited::Visited;
 use crate::paging::diagnostics;
 use crate::paging::evict::policy::Insert;
 use crate::paging::fault::fill;
-use crate::paging::fault::fill::NotBegun;
 use crate::paging::fault::in_memory;
 use crate::paging::fault::no_room;
 use crate::paging::fault::prefetch;
@@ -34,7 +33,10 @@ use crate::paging::page::backoff;
 use crate::paging::page::protocol;
 use crate::paging::page::word::{FrameId, State, Word};
 use crate::paging::pager::Pager;
+use crate::paging::pager::memory::Memory;
+use crate::paging::pager::slot_store::SlotStore;
 use crate::paging::readahead::{FaultOn, PrefetchRun};
+use crate::paging::transfer::check_read;
 use crate::sys::signal::{self, BusCause, BusFault};
 use crate::sys::signals::SignalsBlocked;
 use crate::sys::thread;
@@ -104,13 +106,6 @@ fn serve(fault: BusFault) -> bool {
     })
 }
 
-/// Why a page was not read.
-enum NotRead {
-    Failed(Error),
-    /// It took too long: the watchdog has taken the page, but not frame and slot.
-    Revoked,
-}
-
 /// Serves a fault of the calling thread; `false` when the page is lost, or the region stops.
 fn serve_in_thread(pager: &Pager, bus: BusFault) -> bool {
     let address = bus.addr & !(crate::sys::vm::KERNEL_PAGE - 1);
@@ -131,7 +126,7 @@ fn serve_in_thread(pager: &Pager, bus: BusFault) -> bool {
         // protected when its word has forgotten that: after a hole of it was filled, or when it could not leave.
         let protected = word.state() == State::Resident
             && bus.write
-            && (word.protected() || !in_memory::is_hole(pager, address));
+            && (word.protected() || !pager.memory().is_hole(address));
         let fault = Fault { address, write: bus.write, protected, thread: 0 };
         let answer = match word.state() {
             State::Poisoned => return false,
@@ -155,7 +150,7 @@ fn serve_in_thread(pager: &Pager, bus: BusFault) -> bool {
 fn starve_in_thread(pager: &Pager, page: PageId, since: &mut Option<(Stopwatch, Stall)>) {
     const PAUSE: Duration = Duration::from_micros(50);
     let now = Instant::now();
-    let class = no_room::room_class(pager, page).unwrap_or(RoomClass::Content);
+    let class = no_room::room_class(pager.memory(), page).unwrap_or(RoomClass::Content);
     let progress = pager.starved().progress(class);
     let (watch, stall) = since.get_or_insert_with(|| {
         pager.counters().faults_starved.bump();
@@ -189,23 +184,22 @@ fn read_in_thread(
     write: bool,
     purpose: Purpose,
 ) -> Option<FaultStatus> {
-    let frame = match fill::begin_fill(pager, page, stored, purpose) {
+    let frame = match fill::begin_fill(pager.memory(), page, stored, purpose) {
         Ok(frame) => frame,
-        Err(NotBegun::NoRoom) => return Some(FaultStatus::NoRoom),
-        Err(NotBegun::Changed) => return None,
+        Err(status) => return status,
     };
     if purpose == Purpose::Fault {
         request_window(pager, page);
     }
     match read_frame(pager, frame, purpose) {
-        Ok(()) => {}
-        Err(NotRead::Failed(error)) => {
+        Some(Ok(())) => {}
+        Some(Err(error)) => {
             fill::fail_fill(pager, frame, purpose, &error);
             pager.pool().cancel_fill(frame);
             return None;
         }
-        Err(NotRead::Revoked) => {
-            clear_up(pager, page, frame);
+        None => {
+            clear_up(pager.memory(), pager.slots(), page, frame);
             return None;
         }
     }
@@ -222,26 +216,28 @@ fn read_in_thread(
 }
 
 /// A read that was revoked has returned: frame and slot are this thread's again, to be given back.
-fn clear_up(pager: &Pager, page: PageId, frame: FrameId) {
+fn clear_up(memory: &Memory, slots: &SlotStore, page: PageId, frame: FrameId) {
     let mut spins = 0;
     // Not before the watchdog has changed the word that names the frame.
-    while pager.word(page).load().is_filling(frame) {
+    while memory.table().word(page).load().is_filling(frame) {
         backoff(&mut spins);
     }
-    pager.put_slot(pager.frames().slot(frame));
-    pager.pool().cancel_fill(frame);
+    slots.put(memory.frames().slot(frame));
+    memory.pool().cancel_fill(frame);
 }
 
-/// Reads a frame's slot and verifies it, again and again while that may help.
-fn read_frame(pager: &Pager, frame: FrameId, purpose: Purpose) -> std::result::Result<(), NotRead> {
-    let read = || Ok(fill::check_read(pager, frame, &read_once(pager, frame)?));
-    let is_discarded = || fill::is_discarded(pager, frame);
-    fill::read_until_deadline(pager, purpose, is_discarded, read)?.map_err(NotRead::Failed)
+/// Reads a frame's slot and verifies it, again and again while that may help. `None`: it took too long, and the watchdog
+/// has taken the page, but not frame and slot.
+fn read_frame(pager: &Pager, frame: FrameId, purpose: Purpose) -> Option<Result<()>> {
+    let (slots, frames, counters) = (pager.slots(), pager.frames(), pager.counters());
+    let read = || Some(check_read(slots, frames, counters, frame, &read_once(pager, frame)?));
+    let is_discarded = || fill::is_discarded(pager.memory(), frame);
+    fill::read_until_deadline(pager.health(), purpose, is_discarded, read)
 }
 
-/// Reads a frame's slot once; returns what the store said.
-fn read_once(pager: &Pager, frame: FrameId) -> std::result::Result<Result<()>, NotRead> {
-    let offset = pager.slot_offset(fill::slot_of_fill(pager, frame));
+/// Reads a frame's slot once; returns what the store returned, or `None` where the read was revoked.
+fn read_once(pager: &Pager, frame: FrameId) -> Option<Result<()>> {
+    let offset = pager.slot_offset(pager.frames().slot_of_fill(frame));
     let note = pager.frames().meta_of(frame);
     note.begin_read(thread::current_noted());
     // SAFETY: the frame is this thread's, `page_bytes` long, and nobody else uses it, nor writes
@@ -249,7 +245,7 @@ fn read_once(pager: &Pager, frame: FrameId) -> std::result::Result<Result<()>, N
     let read = unsafe {
         pager.slots().store().read_now(offset, pager.frames().ptr(frame), pager.page_bytes())
     };
-    if note.end_read() { Ok(read) } else { Err(NotRead::Revoked) }
+    note.end_read().then_some(read)
 }
 
 /// Passes what a stream of faults leads to on to a handler.

@@ -13,11 +13,10 @@
 
 use crate::base::deadline::{Stopwatch, Term, look_every};
 use crate::paging::fault::fill;
-use crate::paging::fault::no_room;
 use crate::paging::page::frame_meta::ReadTurn;
 use crate::paging::page::word::{FrameId, State};
 use crate::paging::pager::Pager;
-use crate::paging::pager::install;
+use crate::paging::pager::lost;
 use crate::sys::thread;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -101,6 +100,6 @@ fn revoke(pager: &Pager, frame: FrameId, turn: ReadTurn) {
     // Without its slot, which stays the reader's as long as the device reads it.
     if let Some((moving, _)) = fill::take_filled(pager, frame, None) {
         pager.counters().read_errors.bump();
-        install::poison(pager, page, moving, &no_room::timed_out(pager, slot));
+        lost::poison(pager, page, moving, &pager.slots().timed_out(slot));
     }
 }

@@ -26,7 +26,6 @@ use crate::sys::signals::SignalsBlocked;
 use crate::sys::uffd::{Message, Outcome, Protect, Uffd, Wake};
 use crate::sys::vm::{HUGE_PAGE, Huge, KERNEL_PAGE, Mapping};
 use looks::{LOOK_EVERY_MAX, Looks};
-use std::convert::Infallible;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -251,10 +250,9 @@ impl Server {
         };
         // What was discarded by then has no slot.
         let is_discarded = || false;
-        let read = || Ok::<_, Infallible>(read());
-        let ended = fill::read_until_deadline(&self.heir.pager, Purpose::Fault, is_discarded, read);
-        let Ok(read) = ended;
-        read.map(|()| into.cast_const())
+        let (health, read) = (self.heir.pager.health(), || Some(read()));
+        let ended = fill::read_until_deadline(health, Purpose::Fault, is_discarded, read);
+        ended.expect("it is not revoked").map(|()| into.cast_const())
     }
 
     /// Copies a page in; what of it is there stays.

@@ -36,7 +36,6 @@ use crate::paging::page::chunks::CHUNK_PAGES_MAX;
 use crate::paging::page::frame_meta::{FrameMeta, FrameOutcome};
 use crate::paging::page::spare_runs::SpareRuns;
 use crate::paging::page::word::FrameId;
-use crate::store::{Queue, Request};
 use crate::sys::signals::FaultLock;
 use crate::sys::vm::{HUGE_PAGE, Huge, Mapping};
 
@@ -126,14 +125,6 @@ impl Empty {
         self.count -= len;
         Some((first, len))
     }
-}
-
-/// Hands a request to a queue whose buffers are staging frames.
-pub(in crate::paging) fn push(queue: &mut dyn Queue, request: Request<'_>) -> bool {
-    // SAFETY: the frames are taken off all lists by the thread that pushes and touched by nobody
-    // until the completion is reported: handlers read into frames they own (handler, invariant 3),
-    // and a frame being written is only read (evictor, invariant 1).
-    unsafe { queue.push(request) }
 }
 
 impl Frames {
@@ -382,6 +373,11 @@ impl Frames {
     /// The slot a frame was noted with; for its owner.
     pub(crate) fn slot(&self, frame: FrameId) -> Option<SlotId> {
         self.meta_of(frame).slot()
+    }
+
+    /// The slot that is read into a frame.
+    pub(crate) fn slot_of_fill(&self, frame: FrameId) -> SlotId {
+        self.slot(frame).expect("a fill has a slot")
     }
 
     /// Makes the slot the caller's: the frame's page has none any more.

@@ -11,7 +11,6 @@ use crate::paging::page::frame_meta::FrameOutcome;
 use crate::paging::page::protocol::{self, Discard};
 use crate::paging::page::word::Word;
 use crate::paging::pager::Pager;
-use crate::paging::pager::install;
 use crate::sys::signals::SignalsBlocked;
 use crate::sys::vm::Piece;
 
@@ -86,7 +85,7 @@ fn discard_start(pager: &Pager, page: PageId) -> Option<Word> {
             }
             Discard::Mend(slot) => {
                 pager.put_slot(slot);
-                install::unpoison(pager, page);
+                pager.memory().unpoison(page);
                 pager.publish(page, Word::moving(None), Word::EMPTY);
                 return None;
             }
@@ -105,7 +104,7 @@ fn discard_resident_run(pager: &Pager, batch: &[(PageId, Word)]) {
         let Some(word) = take_for_discard(pager, page, seen) else { continue };
         taken[taken_count] = (page, word);
         taken_count += 1;
-        push_piece(pager, &mut pieces, &mut piece_count, page);
+        pager.table().push_piece(&mut pieces, &mut piece_count, page);
     }
     if taken_count == 0 {
         return;
@@ -135,17 +134,4 @@ fn take_for_discard(pager: &Pager, page: PageId, seen: Word) -> Option<Word> {
         word = discard_start(pager, page)?;
     }
     Some(word.leaving())
-}
-
-/// Adds a page to a list of ranges, growing the last one when the page follows it.
-pub(crate) fn push_piece(pager: &Pager, pieces: &mut [Piece], count: &mut usize, page: PageId) {
-    let start = pager.addr(page);
-    if let Some(last) = count.checked_sub(1).map(|last| &mut pieces[last])
-        && last.start() + last.len() == start
-    {
-        last.grow(pager.page_bytes());
-        return;
-    }
-    pieces[*count] = Piece::new(start, pager.page_bytes());
-    *count += 1;
 }

@@ -125,7 +125,7 @@ impl FramePool {
         self.moves
     }
 
-    fn page_size(&self) -> ByteCount {
+    pub(in crate::paging) fn page_size(&self) -> ByteCount {
         ByteCount(self.page_bytes as u64)
     }
 

@@ -7,6 +7,7 @@
 //! | module | does |
 //! |---|---|
 //! | this one | state, geometry, hashes, changes of a page's word |
+//! | `memory` | pages and frames: installs the ones, fills the others, tells the policy |
 //! | `table` | addresses and words of pages |
 //! | `frame_pool` | limit, watermarks, frames with their charge, who is woken |
 //! | `room`, `slot_charge` | threads that wait for room; what the frames that are freed next pay for |
@@ -14,28 +15,26 @@
 //! | `slot_store` | the store, its slots, content hashes |
 //! | `health` | what fails at the moment |
 //! | `reclaim` | what a region gives up for others |
-//! | `install` | maps frames and zeros, marks lost pages |
+//! | `lost` | pages that cannot be mapped or read |
 //! | `discard` | drops pages that nobody needs |
 //!
 //! # Invariants
 //! 1. Memory of a page changes hands only by a change of its word; see `page::word`.
-//! 2. A page is in the policy's lists from just before it becomes `Resident` until a victim is
-//!    taken or it is discarded.
-//! 3. Every mapped page and every frame with memory is charged, before it has memory.
-//! 4. A slot belongs to one page word or one frame's metadata, never to both.
+//! 2. Every mapped page and every frame with memory is charged, before it has memory.
+//! 3. A slot belongs to one page word or one frame's metadata, never to both.
 
 pub(in crate::paging) mod discard;
 pub(in crate::paging) mod frame_pool;
 pub(in crate::paging) mod health;
-pub(super) mod install;
+pub(super) mod lost;
 pub(in crate::paging) mod mapper;
+pub(in crate::paging) mod memory;
 pub(in crate::paging) mod pieces;
 pub(in crate::paging) mod reclaim;
 pub(in crate::paging) mod room;
 mod slot_charge;
 pub(in crate::paging) mod slot_store;
 pub(in crate::paging) mod table;
-pub(in crate::paging) mod transfer;
 
 use crate::base::error::Result;
 use crate::base::sync::Rank;
@@ -45,7 +44,6 @@ use crate::limit::manager::Account;
 use crate::paging::config::RegionConfig;
 use crate::paging::counters::Counters;
 use crate::paging::evict::arrivals::Residents;
-use crate::paging::evict::policy::Insert;
 use crate::paging::fault::sched::HandlerSched;
 use crate::paging::fault::starved::StarvedFaults;
 use crate::paging::fork::state::ForkState;
@@ -56,6 +54,7 @@ use crate::paging::page::word::{PageWord, Word};
 use crate::paging::pager::frame_pool::FramePool;
 use crate::paging::pager::health::Health;
 use crate::paging::pager::mapper::Mapper;
+use crate::paging::pager::memory::Memory;
 use crate::paging::pager::slot_store::SlotStore;
 use crate::paging::pager::table::PageTable;
 use crate::paging::readahead::Readahead;
@@ -68,13 +67,9 @@ use std::sync::Arc;
 /// State that the threads of one region share.
 #[derive(Debug)]
 pub(crate) struct Pager {
-    table: PageTable,
-    chunks: Chunks,
+    memory: Memory,
     tables: Tables,
-    policy: FaultLock<Residents>,
-    pool: FramePool,
     slots: SlotStore,
-    mapper: Mapper,
     counters: Counters,
     readahead: Readahead,
     sched: Arc<HandlerSched>,
@@ -115,13 +110,15 @@ impl Pager {
         }
         Ok(Pager {
             fork: ForkState::new(inherited, inherits.err()),
-            chunks: Chunks::new(config.span.as_usize(), moves.evict)?,
             tables: Tables::new(config.span.as_usize(), page_bytes)?,
-            policy: FaultLock::new(Rank::Policy, residents),
             slots,
-            table,
-            pool,
-            mapper,
+            memory: Memory {
+                table,
+                chunks: Chunks::new(config.span.as_usize(), moves.evict)?,
+                mapper,
+                pool,
+                policy: FaultLock::new(Rank::Policy, residents),
+            },
             counters: Counters::new(config.handlers)?,
             readahead: Readahead::new(config.span, config.page, config.readahead)?,
             sched,
@@ -131,14 +128,19 @@ impl Pager {
 
     // Parts.
 
+    /// Pages and frames.
+    pub(in crate::paging) fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
     /// Addresses and words of the pages.
     pub(in crate::paging) fn table(&self) -> &PageTable {
-        &self.table
+        &self.memory.table
     }
 
     /// Which chunks the kernel fills.
     pub(in crate::paging) fn chunks(&self) -> &Chunks {
-        &self.chunks
+        &self.memory.chunks
     }
 
     /// Predictor of the next touches.
@@ -153,12 +155,13 @@ impl Pager {
 
     /// Whether chunks that a stream leads to are read whole, into runs of frames.
     pub(in crate::paging) fn reads_chunks(&self) -> bool {
-        self.pool.moves().evict && !self.mapper.is_in_thread() && self.frames().has_small_runs()
+        let moves = self.pool().moves().evict;
+        moves && !self.mapper().is_in_thread() && self.frames().has_small_runs()
     }
 
     /// The policy's records.
     pub(in crate::paging) fn policy(&self) -> &FaultLock<Residents> {
-        &self.policy
+        &self.memory.policy
     }
 
     /// Tables of pages and slots.
@@ -168,30 +171,30 @@ impl Pager {
 
     /// Frames and their charge.
     pub(in crate::paging) fn pool(&self) -> &FramePool {
-        &self.pool
+        &self.memory.pool
     }
 
     pub(in crate::paging) fn frames(&self) -> &Frames {
-        self.pool.staging()
+        self.memory.pool.staging()
     }
 
     pub(in crate::paging) fn budget(&self) -> &Budget {
-        self.pool.budget()
+        self.memory.pool.budget()
     }
 
     /// The region's place under a memory manager.
     pub(in crate::paging) fn managed(&self) -> &Managed {
-        self.pool.managed()
+        self.memory.pool.managed()
     }
 
     /// Faults that wait for room.
     pub(in crate::paging) fn starved(&self) -> &StarvedFaults {
-        self.pool.waiters().starved()
+        self.memory.pool.waiters().starved()
     }
 
     /// Record of the mappings.
     pub(in crate::paging) fn mapper(&self) -> &Mapper {
-        &self.mapper
+        &self.memory.mapper
     }
 
     /// Where evicted pages are kept.
@@ -223,7 +226,7 @@ impl Pager {
 
     /// Whether faults of the kernel on far memory are served.
     pub(in crate::paging) fn serves_kernel_faults(&self) -> bool {
-        self.mapper.serves_kernel_faults()
+        self.memory.mapper.serves_kernel_faults()
     }
 
     /// Record of the children that inherit the region.
@@ -234,37 +237,37 @@ impl Pager {
     // Geometry.
 
     pub(crate) fn page_count(&self) -> PageCount {
-        self.table.page_count()
+        self.memory.table.page_count()
     }
 
     pub(crate) fn page_bytes(&self) -> usize {
-        self.table.page_bytes()
+        self.memory.table.page_bytes()
     }
 
     pub(crate) fn page_size(&self) -> ByteCount {
-        self.table.page_size()
+        self.memory.table.page_size()
     }
 
     pub(crate) fn addr(&self, page: PageId) -> usize {
-        self.table.addr(page)
+        self.memory.table.addr(page)
     }
 
     /// The page an address of the region lies in.
     pub(crate) fn page_at(&self, addr: usize) -> PageId {
-        self.table.page_at(addr)
+        self.memory.table.page_at(addr)
     }
 
     pub(crate) fn word(&self, page: PageId) -> &PageWord {
-        self.table.word(page)
+        self.memory.table.word(page)
     }
 
     /// The chunk a page lies in.
     pub(in crate::paging) fn chunk_of(&self, page: PageId) -> ChunkId {
-        self.table.chunk_of(page)
+        self.memory.table.chunk_of(page)
     }
 
     pub(in crate::paging) fn pages_per_chunk(&self) -> u64 {
-        self.table.pages_per_chunk()
+        self.memory.table.pages_per_chunk()
     }
 
     pub(crate) fn slot_offset(&self, slot: SlotId) -> u64 {
@@ -278,58 +281,19 @@ impl Pager {
 
     // Words.
 
-    /// Makes a mapped `Moving` page resident. The policy hears of it first (invariant 2).
-    pub(crate) fn publish_resident(&self, page: PageId, from: Word, to: Word, how: Option<Insert>) {
-        {
-            let mut policy = self.policy().lock();
-            match how {
-                Some(how) => policy.arrive(page, how),
-                None => {
-                    policy.retouched(page);
-                    policy.list(page);
-                }
-            }
-        }
-        self.publish(page, from, to);
-    }
-
-    /// As [`publish_resident`](Self::publish_resident), for a page that was missing: wakes the threads that
-    /// wait for it, as the last thing, because a thread that is woken may run at once in place of this
-    /// one and must not find the page in its hands.
-    pub(crate) fn publish_mapped(&self, page: PageId, from: Word, to: Word, how: Option<Insert>) {
-        self.publish_resident(page, from, to, how);
-        self.wake(page);
-    }
-
-    /// As [`publish_resident`](Self::publish_resident), for the pages of a chunk that were read
-    /// together: `from` says of each what its word is, and whether somebody waits for it.
-    pub(in crate::paging) fn publish_read(&self, first: PageId, from: &[(Word, bool)]) {
-        let pages = || (first.0..).map(PageId).zip(from);
-        {
-            let mut policy = self.policy().lock();
-            for (page, &(_, wanted)) in pages() {
-                policy.arrive(page, if wanted { Insert::Filled } else { Insert::Prefetched });
-            }
-        }
-        for (page, &(moving, wanted)) in pages() {
-            let resident = Word::resident(moving.slot()).with_prefetched(!wanted);
-            self.publish(page, moving, resident);
-        }
-    }
-
     /// Ends this thread's `Moving`, see [`PageTable::publish`].
     pub(crate) fn publish(&self, page: PageId, from: Word, to: Word) {
-        self.table.publish(page, from, to);
+        self.memory.table.publish(page, from, to);
     }
 
     /// Wakes the threads that wait for a page, to fault again.
     pub(crate) fn wake(&self, page: PageId) {
-        self.mapper.wake(self.addr(page));
+        self.memory.wake(page);
     }
 
     /// As [`wake`](Self::wake), for the chunk that begins with a page.
     pub(in crate::paging) fn wake_chunk(&self, first: PageId) {
-        self.mapper.wake_chunk(self.addr(first));
+        self.memory.mapper.wake_chunk(self.addr(first));
     }
 }
 

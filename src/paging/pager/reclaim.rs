@@ -7,6 +7,7 @@ use crate::base::deadline::Deadline;
 use crate::base::units::{ByteCount, PageCount};
 use crate::limit::manager::{Effort, Reclaim};
 use crate::paging::pager::Pager;
+use crate::paging::pager::frame_pool::FramePool;
 use crate::paging::tables::charge;
 use std::time::Duration;
 
@@ -14,13 +15,13 @@ use std::time::Duration;
 const STALL_MAX: Duration = Duration::from_millis(100);
 
 /// Frees spare frames, down to `keep` bytes of them.
-fn free_spares(pager: &Pager, want: u64, keep: u64) -> u64 {
-    let (pool, frames) = (pager.pool(), pager.frames());
+fn free_spares(pool: &FramePool, want: u64, keep: u64) -> u64 {
+    let frames = pool.staging();
     let mut freed = 0;
     while freed < want && frames.spare_bytes() as u64 > keep {
         if let Some(frame) = frames.take_spare() {
             pool.free_frame(frame);
-            freed += pager.page_bytes() as u64;
+            freed += pool.page_size().0;
             continue;
         }
         match pool.free_spare_run() {
@@ -78,7 +79,7 @@ impl Reclaim for Pager {
         let high = self.pool().watermarks().high();
         match effort {
             Effort::Spare => {
-                let spares = free_spares(self, want.0, high) + charge::release_tables(self);
+                let spares = free_spares(self.pool(), want.0, high) + charge::release_tables(self);
                 let charged = self.budget().charged();
                 self.pool().purge().call_and_wait();
                 let purged = charged.0.saturating_sub(self.budget().charged().0);
@@ -87,7 +88,7 @@ impl Reclaim for Pager {
             // Whether a page is clean shows when it has left.
             Effort::Clean => ByteCount::ZERO,
             Effort::Write => {
-                let spares = free_spares(self, want.0, 0);
+                let spares = free_spares(self.pool(), want.0, 0);
                 ByteCount(
                     spares
                         + if spares < want.0 { evict_for_others(self, want.0 - spares) } else { 0 },

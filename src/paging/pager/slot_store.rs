@@ -12,6 +12,7 @@ use crate::paging::config::RegionConfig;
 use crate::paging::page::frames::Frames;
 use crate::paging::page::word::FrameId;
 use crate::store::{Inherited, OnlyUser, SlotMap, Store};
+use crate::sys;
 use crossbeam_utils::CachePadded;
 use std::ops::Range;
 use std::sync::Arc;
@@ -44,7 +45,7 @@ impl SlotStore {
     pub(super) fn new(config: &RegionConfig, store: OnlyUser) -> Result<SlotStore> {
         let count = slot_count(config, &*store)?;
         // Random, so that content cannot be made to collide ahead of time.
-        let hash_seed = crate::sys::random_u64()?;
+        let hash_seed = sys::random_u64()?;
         let zeros = vec![0; config.page.as_usize()];
         Ok(SlotStore {
             name: store.name(),
@@ -114,6 +115,11 @@ impl SlotStore {
         Error::Io { op, store: Arc::clone(&self.name), offset, len, errno }
     }
 
+    /// The error of a read that took too long, or that the device did not even take.
+    pub(in crate::paging) fn timed_out(&self, slot: Option<SlotId>) -> Error {
+        self.failed("read", slot, 1 << self.page_shift, sys::ETIMEDOUT)
+    }
+
     /// The error of a slot that holds other bytes than were written there.
     pub(in crate::paging) fn corrupt(&self, slot: SlotId) -> Error {
         Error::Corrupt { store: Arc::clone(&self.name), slot: slot.0 }
@@ -180,22 +186,6 @@ impl SlotStore {
         let [a, b] = &self.hashes[slot.as_usize()];
         a.store(hash[0], Ordering::Relaxed);
         b.store(hash[1], Ordering::Relaxed);
-    }
-
-    /// Whether a slot was read into a frame as it was written; without checks it counts as that.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`].
-    pub(in crate::paging) fn verify(
-        &self,
-        frames: &Frames,
-        frame: FrameId,
-        slot: SlotId,
-    ) -> Result<()> {
-        match self.verifies && self.hash_frame(frames, frame) != self.hash(slot) {
-            true => Err(self.corrupt(slot)),
-            false => Ok(()),
-        }
     }
 
     /// Gives the memory of hashes back.

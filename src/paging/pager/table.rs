@@ -12,7 +12,7 @@ use crate::meta::LazyArray;
 use crate::paging::page::chunks::{CHUNK, ChunkId};
 use crate::paging::page::word::{PageWord, State, Word};
 use crate::sys::signals;
-use crate::sys::vm::{HUGE_PAGE, Huge, Mapping};
+use crate::sys::vm::{HUGE_PAGE, Huge, Mapping, Piece};
 use std::ops::Range;
 
 /// Addresses and words of one region's pages.
@@ -95,6 +95,24 @@ impl PageTable {
     /// Ends all memory locks of the region.
     pub(in crate::paging) fn unlock(&self) {
         self.region.unlock();
+    }
+
+    /// Adds a page to a list of ranges, growing the last one when the page follows it.
+    pub(in crate::paging) fn push_piece(
+        &self,
+        pieces: &mut [Piece],
+        count: &mut usize,
+        page: PageId,
+    ) {
+        let start = self.addr(page);
+        if let Some(last) = count.checked_sub(1).map(|last| &mut pieces[last])
+            && last.start() + last.len() == start
+        {
+            last.grow(self.page_bytes);
+            return;
+        }
+        pieces[*count] = Piece::new(start, self.page_bytes);
+        *count += 1;
     }
 
     /// Makes a touch of a page SIGBUS, on kernels that cannot poison.

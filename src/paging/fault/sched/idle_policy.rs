@@ -174,7 +174,7 @@ impl IdlePolicies {
 
 /// The supervisor's record of a handler.
 #[derive(Clone, Copy, Debug)]
-struct Memory {
+struct History {
     beat: u64,
     granted: Instant,
     denied_until: Option<Instant>,
@@ -184,15 +184,15 @@ struct Memory {
 /// Grants and ends the idle policy; see [module](self).
 #[derive(Debug)]
 pub(in crate::paging) struct PolicySupervisor {
-    memories: Vec<Memory>,
+    histories: Vec<History>,
 }
 
 impl PolicySupervisor {
     /// Looks after the policies of `handlers` handlers.
     pub(in crate::paging) fn new(handlers: usize) -> PolicySupervisor {
         let granted = Instant::now();
-        let memory = Memory { beat: 0, granted, denied_until: None, denied_for: DENIED_MIN };
-        PolicySupervisor { memories: vec![memory; handlers] }
+        let history = History { beat: 0, granted, denied_until: None, denied_for: DENIED_MIN };
+        PolicySupervisor { histories: vec![history; handlers] }
     }
 
     /// Looks at all policies; returns how long that will do. `has_faults` says whether the kernel
@@ -204,10 +204,10 @@ impl PolicySupervisor {
     ) -> Duration {
         const LOOK: Duration = Duration::from_secs(10);
         let mut any_idle = false;
-        for (policy, memory) in policies.policies.iter().zip(&mut self.memories) {
+        for (policy, history) in policies.policies.iter().zip(&mut self.histories) {
             match policy.state.load(Ordering::Acquire) {
-                REQUESTED => grant(policy, memory),
-                IDLE => check(policy, memory, &has_faults),
+                REQUESTED => grant(policy, history),
+                IDLE => check(policy, history, &has_faults),
                 RELEASED => end(policy, NORMAL),
                 _ => {}
             }
@@ -222,24 +222,24 @@ impl PolicySupervisor {
     }
 }
 
-fn grant(policy: &IdlePolicy, memory: &mut Memory) {
-    let denied = memory.denied_until.is_some_and(|until| Instant::now() < until);
+fn grant(policy: &IdlePolicy, history: &mut History) {
+    let denied = history.denied_until.is_some_and(|until| Instant::now() < until);
     let handler = policy.thread.load(Ordering::Relaxed);
     if denied || !thread::may_give_way() || thread::set_share(handler, Share::GivesWay).is_err() {
         policy.state.store(DENIED, Ordering::Release);
         return;
     }
-    memory.beat = policy.beat.load(Ordering::Relaxed);
-    memory.granted = Instant::now();
+    history.beat = policy.beat.load(Ordering::Relaxed);
+    history.granted = Instant::now();
     policy.state.store(IDLE, Ordering::Release);
 }
 
 /// Ends the policy of a handler that did nothing since the last look.
-fn check(policy: &IdlePolicy, memory: &mut Memory, has_faults: impl Fn() -> bool) {
+fn check(policy: &IdlePolicy, history: &mut History, has_faults: impl Fn() -> bool) {
     let beat = policy.beat.load(Ordering::Relaxed);
     let handler = policy.thread.load(Ordering::Relaxed);
-    if beat != memory.beat {
-        memory.beat = beat;
+    if beat != history.beat {
+        history.beat = beat;
         return;
     }
     let resting = beat & 1 != 0;
@@ -251,9 +251,10 @@ fn check(policy: &IdlePolicy, memory: &mut Memory, has_faults: impl Fn() -> bool
     if !resting && thread::wants_processor(handler) == Some(false) {
         return;
     }
-    let worth_it = memory.granted.elapsed() > memory.denied_for * WORTH_IT;
-    memory.denied_for = if worth_it { DENIED_MIN } else { (memory.denied_for * 2).min(DENIED_MAX) };
-    memory.denied_until = Some(Instant::now() + memory.denied_for);
+    let worth_it = history.granted.elapsed() > history.denied_for * WORTH_IT;
+    history.denied_for =
+        if worth_it { DENIED_MIN } else { (history.denied_for * 2).min(DENIED_MAX) };
+    history.denied_until = Some(Instant::now() + history.denied_for);
     end(policy, DENIED);
 }
 

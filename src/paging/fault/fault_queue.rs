@@ -1,4 +1,4 @@
-//! Work: what one handler does about the faults that it has read.
+//! The fault queue of a handler: the faults that it has read, answered or kept.
 //!
 //! A fault is answered at once where memory is enough (`in_memory`), or leads to a read (`reads`), or
 //! waits: here for another thread or for a place at the device, or with the region's `starved` faults
@@ -13,14 +13,13 @@
 //!    answered, for a whole deadline; never because its fault waited here, or for room.
 
 use crate::base::deadline::Term;
-use crate::base::error::{Error, Result};
+use crate::base::error::Result;
 use crate::base::units::PageId;
-use crate::paging::fault::fill;
 use crate::paging::fault::huge_reads::HugeReads;
 use crate::paging::fault::in_memory;
 use crate::paging::fault::no_room;
 use crate::paging::fault::prefetch::Prefetch;
-use crate::paging::fault::reads::{Demand, Reads, Turn};
+use crate::paging::fault::reads::{Demand, Reads, WakeContext};
 use crate::paging::fault::sched::ThreadSched;
 use crate::paging::fault::starved::{FAULTS_HELD_MAX, WAITING_MAX, take_first};
 use crate::paging::fault::status::FaultStatus;
@@ -28,7 +27,7 @@ use crate::paging::page::protocol;
 use crate::paging::page::word::{State, Word};
 use crate::paging::pager::Pager;
 use crate::paging::readahead::FaultOn;
-use crate::sys;
+use crate::paging::transfer::{Transfer, check_read};
 use crate::sys::uffd::Fault;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -46,7 +45,7 @@ struct Waiting {
 }
 
 /// See [module](self).
-pub(super) struct Work {
+pub(super) struct FaultQueue {
     pager: Arc<Pager>,
     /// The handler's.
     index: usize,
@@ -57,7 +56,7 @@ pub(super) struct Work {
     prefetch: Prefetch,
 }
 
-impl Work {
+impl FaultQueue {
     /// Bytes that one allocates, for a region of this number of frames. Room for thousands of faults that
     /// wait is left out: it gets memory when they do.
     pub(super) fn bytes(frames: usize) -> usize {
@@ -68,8 +67,8 @@ impl Work {
     ///
     /// # Errors
     /// The store's error when it is asked for a queue.
-    pub(super) fn new(pager: Arc<Pager>, index: usize) -> Result<Work> {
-        Ok(Work {
+    pub(super) fn new(pager: Arc<Pager>, index: usize) -> Result<FaultQueue> {
+        Ok(FaultQueue {
             index,
             waiting: VecDeque::with_capacity(FAULTS_HELD_MAX),
             reads: Reads::new(Arc::clone(&pager), index)?,
@@ -95,12 +94,12 @@ impl Work {
     /// Notes that the handler has nothing to do but what it does now, if that is so and `more` is
     /// zero.
     pub(super) fn rest_if_last(&self, more: usize, sched: &ThreadSched) -> bool {
-        self.reads.rest_if_last(more, self.turn(sched))
+        self.reads.rest_if_last(more, self.context(sched))
     }
 
-    fn turn<'a>(&self, sched: &'a ThreadSched) -> Turn<'a> {
+    fn context<'a>(&self, sched: &'a ThreadSched) -> WakeContext<'a> {
         let has_other_work = !self.waiting.is_empty() || self.prefetch.is_waiting();
-        Turn { sched, has_other_work }
+        WakeContext { sched, has_other_work }
     }
 
     // Faults.
@@ -126,21 +125,31 @@ impl Work {
 
     fn answer_again(&mut self, fault: Fault, arrived: Instant, before: Option<Waiting>) {
         let page = self.pager.page_at(fault.address);
-        if self.pager.starved().len() > 0 && no_room::must_wait(&self.pager, page) {
-            return no_room::wait_for_room(&self.pager, page, fault, arrived);
+        let must_wait = self.pager.starved().len() > 0 && no_room::must_wait(&self.pager, page);
+        if must_wait || !self.serve(page, fault, arrived, before) {
+            no_room::wait_for_room(&self.pager, page, fault, arrived);
         }
+    }
+
+    /// Brings the page of a fault in, or keeps the fault, unless there is no room: `false`.
+    fn serve(
+        &mut self,
+        page: PageId,
+        fault: Fault,
+        arrived: Instant,
+        before: Option<Waiting>,
+    ) -> bool {
         match self.resolve(page, fault, arrived) {
-            FaultStatus::Resolved => self.count_resolved(arrived),
+            FaultStatus::Resolved => {
+                self.pager.counters().fault_times[self.index].add(arrived.elapsed());
+            }
             FaultStatus::Reading => {}
-            FaultStatus::NoRoom => no_room::wait_for_room(&self.pager, page, fault, arrived),
+            FaultStatus::NoRoom => return false,
             why @ (FaultStatus::TryAgain | FaultStatus::QueueFull) => {
                 self.keep(fault, arrived, why, before);
             }
         }
-    }
-
-    fn count_resolved(&self, arrived: Instant) {
-        self.pager.counters().fault_times[self.index].add(arrived.elapsed());
+        true
     }
 
     /// Keeps a fault that waits for another thread, or for a place at the device.
@@ -156,7 +165,7 @@ impl Work {
         {
             let page = self.pager.page_at(fault.address);
             let slot = self.pager.word(page).load().slot();
-            let cause = no_room::timed_out(&self.pager, slot);
+            let cause = self.pager.slots().timed_out(slot);
             if no_room::give_up(&self.pager, page, &cause) {
                 return;
             }
@@ -169,27 +178,20 @@ impl Work {
         if self.pager.starved().len() == 0 {
             return;
         }
-        let mut round = self.pager.starved().begin(no_room::is_stuck(&self.pager));
+        let mut round = self.pager.starved().begin(no_room::is_stuck(self.pager.health()));
         while let Some(mut starved) = self.pager.starved().take(&mut round) {
             let (fault, arrived, class) = (starved.fault(), starved.arrived(), starved.class());
             let page = self.pager.page_at(fault.address);
-            match self.resolve(page, fault, arrived) {
-                FaultStatus::Resolved => self.count_resolved(arrived),
-                FaultStatus::Reading => {}
-                FaultStatus::NoRoom => {
-                    let (pager, shown) = (&self.pager, self.pager.starved().shown());
-                    if !no_room::give_up_stalled(pager, page, class, starved.stall(), shown) {
-                        if pager.starved().put_back(starved, &mut round) {
-                            continue;
-                        }
-                        break;
+            if !self.serve(page, fault, arrived, None) {
+                let (pager, shown) = (&self.pager, self.pager.starved().shown());
+                if !no_room::give_up_stalled(pager, page, class, starved.stall(), shown) {
+                    if pager.starved().put_back(starved, &mut round) {
+                        continue;
                     }
-                }
-                why @ (FaultStatus::TryAgain | FaultStatus::QueueFull) => {
-                    self.keep(fault, arrived, why, None);
+                    break;
                 }
             }
-            no_room::stop_waiting(&self.pager, &starved);
+            no_room::stop_waiting(self.pager.pool(), &starved);
         }
         if self.pager.starved().len() > 0 {
             self.pager.pool().waiters().call_evictor();
@@ -244,16 +246,13 @@ impl Work {
 
     /// Maps chunks that are due, and hands all reads that are due to the device.
     pub(super) fn submit(&mut self, sched: &ThreadSched) {
-        let turn = self.turn(sched);
-        self.huge_reads.map_ready(&mut self.reads, turn);
-        self.reads.wake_all(0, turn);
+        let context = self.context(sched);
+        self.huge_reads.map_ready(&mut self.reads, context);
+        self.reads.wake_all(0, context);
         self.prefetch.accept_requests(&mut self.reads, &mut self.huge_reads);
         self.prefetch.note_starving();
         self.reads.accept_repeats();
-        while let Some(token) = self.reads.start() {
-            let cause = Error::Os { call: "the store", errno: sys::EIO };
-            self.abandon(token, &cause, self.turn(sched));
-        }
+        self.reads.start();
     }
 
     /// Waits for the device, faults and calls. `idle`: the turn has found nothing to do so far.
@@ -285,38 +284,35 @@ impl Work {
 
     /// Maps what the device has read, and deals with what it has not.
     pub(super) fn complete(&mut self, sched: &mut ThreadSched) {
-        while let Some(finished) = self.reads.next_finished() {
-            sched.device_answered(finished.took, finished.bytes);
-            let turn = self.turn(sched);
-            let frames = finished.frames();
-            for (n, &frame) in frames.iter().enumerate() {
-                match fill::check_read(&self.pager, frame, &finished.result) {
-                    Ok(()) if self.huge_reads.page_read(frame) => {}
-                    Ok(()) => self.reads.map(frame, frames.len() - 1 - n, turn),
-                    Err(error) => {
-                        self.huge_reads.break_up(frame, &mut self.reads, turn);
-                        self.reads.read_failed(frame, &error);
-                    }
+        while let Some((read, result)) = self.reads.next_finished() {
+            sched.device_answered(read.took(), read.len() * self.pager.page_bytes());
+            if !read.is_overdue() {
+                self.complete_read(&read, &result, self.context(sched));
+            }
+        }
+        let context = self.context(sched);
+        self.huge_reads.map_ready(&mut self.reads, context);
+        let mut from = 0;
+        while let Some((read, cause)) = self.reads.next_overdue(&mut from) {
+            for (_, frame) in read.pages() {
+                self.huge_reads.break_up(frame, &mut self.reads, context);
+            }
+            read.pages().for_each(|(_, frame)| self.reads.fail(frame, &cause));
+        }
+        self.reads.wake_all(0, context);
+    }
+
+    fn complete_read(&mut self, read: &Transfer, result: &Result<()>, context: WakeContext<'_>) {
+        for (n, (_, frame)) in (1..).zip(read.pages()) {
+            let pager = &self.pager;
+            match check_read(pager.slots(), pager.frames(), pager.counters(), frame, result) {
+                Ok(()) if self.huge_reads.page_read(frame) => {}
+                Ok(()) => self.reads.map(frame, read.len() - n, context),
+                Err(error) => {
+                    self.huge_reads.break_up(frame, &mut self.reads, context);
+                    self.reads.read_failed(frame, &error, read.is_refused());
                 }
             }
         }
-        let turn = self.turn(sched);
-        self.huge_reads.map_ready(&mut self.reads, turn);
-        let mut from = 0;
-        while let Some(token) = self.reads.next_overdue(&mut from) {
-            let cause = self.reads.overdue_error(token);
-            self.abandon(token, &cause, turn);
-        }
-        self.reads.wake_all(0, turn);
-    }
-
-    /// Gives up the pages of a read.
-    fn abandon(&mut self, token: usize, cause: &Error, turn: Turn<'_>) {
-        let (frames, count) = self.reads.abandon(token);
-        for frame in &frames[..count] {
-            self.huge_reads.break_up(*frame, &mut self.reads, turn);
-        }
-        frames[..count].iter().for_each(|frame| self.reads.fail(*frame, cause));
-        self.reads.free_if_refused(token);
     }
 }

@@ -1,0 +1,506 @@
+//! Memory: pages of the region, staging frames, and content that goes between them.
+//!
+//! # Invariants
+//! 1. A page is in the policy's lists from just before it becomes `Resident` until a victim is taken or it is
+//!    discarded.
+#![expect(unsafe_code, reason = "moves and copies pages of the region")]
+
+use crate::base::error::Result;
+use crate::base::units::PageId;
+use crate::paging::counters::Counters;
+use crate::paging::diagnostics;
+use crate::paging::evict::arrivals::Residents;
+use crate::paging::evict::policy::Insert;
+use crate::paging::page::chunks::Chunks;
+use crate::paging::page::frame_meta::FrameOutcome;
+use crate::paging::page::frames::Frames;
+use crate::paging::page::word::{FrameId, Word};
+use crate::paging::pager::frame_pool::FramePool;
+use crate::paging::pager::mapper::{Mapper, Moved, is_copied_then};
+use crate::paging::pager::pieces::install_error;
+use crate::paging::pager::table::PageTable;
+use crate::sys;
+use crate::sys::signals::FaultLock;
+use crate::sys::uffd::{Outcome, Protect, Wake};
+use crate::sys::vm::{HUGE_PAGE, Piece, copy_checked};
+
+/// Pages and frames, what maps them, and the policy, which knows what is mapped.
+#[derive(Debug)]
+pub(in crate::paging) struct Memory {
+    pub(super) table: PageTable,
+    pub(super) chunks: Chunks,
+    pub(super) mapper: Mapper,
+    pub(super) pool: FramePool,
+    pub(super) policy: FaultLock<Residents>,
+}
+
+impl Memory {
+    /// Addresses and words of the pages.
+    pub(in crate::paging) fn table(&self) -> &PageTable {
+        &self.table
+    }
+
+    /// Which chunks the kernel fills.
+    pub(in crate::paging) fn chunks(&self) -> &Chunks {
+        &self.chunks
+    }
+
+    /// Record of the mappings.
+    pub(in crate::paging) fn mapper(&self) -> &Mapper {
+        &self.mapper
+    }
+
+    /// Frames and their charge.
+    pub(in crate::paging) fn pool(&self) -> &FramePool {
+        &self.pool
+    }
+
+    /// The policy's records.
+    pub(in crate::paging) fn policy(&self) -> &FaultLock<Residents> {
+        &self.policy
+    }
+
+    pub(in crate::paging) fn frames(&self) -> &Frames {
+        self.pool.staging()
+    }
+
+    fn page_bytes(&self) -> usize {
+        self.table.page_bytes()
+    }
+
+    /// Whether a page is far memory, all of it.
+    pub(in crate::paging) fn owns_page(&self, page: PageId) -> bool {
+        self.mapper.owns(self.table.addr(page), self.page_bytes())
+    }
+
+    /// Whether nothing is mapped at an address. Without a page map that is found out by filling it.
+    pub(in crate::paging) fn is_hole(&self, addr: usize) -> bool {
+        let Some(map) = self.mapper.pagemap() else { return true };
+        let mut there = [true];
+        map.scan(addr, &mut there).is_ok() && !there[0]
+    }
+
+    /// Maps far memory without content where a page is.
+    pub(in crate::paging) fn map_anew(&self, page: PageId) -> Result<()> {
+        let register = || self.mapper.register_faults(self.table.addr(page), self.page_bytes());
+        self.table.map_anew(page, register)
+    }
+
+    // In.
+
+    /// Copies what of a page is not mapped yet from a frame, which keeps its memory.
+    ///
+    /// # Errors
+    /// When the kernel is out of memory and nothing of the page is mapped.
+    pub(in crate::paging) fn copy_rest(
+        &self,
+        page: PageId,
+        frame: FrameId,
+        mapped: usize,
+        protect: Protect,
+    ) -> Result<()> {
+        // SAFETY: the page is `Moving` by this thread, and the frame holds its content.
+        unsafe {
+            self.mapper.copy_rest(self.table.addr(page), self.frames().ptr(frame), mapped, protect)
+        }
+    }
+
+    /// Maps a cooling frame's content back as `page`, which is `Moving` by this thread. Returns
+    /// what that leaves of the frame.
+    pub(in crate::paging) fn return_frame(
+        &self,
+        page: PageId,
+        frame: FrameId,
+    ) -> Result<FrameOutcome> {
+        if !self.pool.moves().evict {
+            return self.copy_rest(page, frame, 0, Protect::No).map(|()| FrameOutcome::Dropped);
+        }
+        let (dst, src) = (self.table.addr(page), self.frames().addr(frame));
+        self.mapper.clear_way(dst, self.page_bytes());
+        // SAFETY: the page is missing and this thread alone may fill it; the frame holds its
+        // content and nobody else moves it.
+        let outcome = unsafe { self.move_memory(dst, src, self.page_bytes(), Wake::No) };
+        let moved = outcome.bytes_of(self.page_bytes());
+        if outcome != Outcome::Done {
+            // A page half of which is mapped cannot cool on: threads may write to that half.
+            if moved == 0 && !is_copied_then(outcome) {
+                return Err(install_error(outcome));
+            }
+            self.copy_rest(page, frame, moved, Protect::No)?;
+        }
+        Ok(FrameOutcome::MovedBack)
+    }
+
+    /// Moves the content of a page, `Moving` by this thread, back from a frame that the device may
+    /// still be reading: what the device gets then is nobody's. `false`: the kernel holds on to
+    /// the frame, which is as it was.
+    pub(in crate::paging) fn try_return(&self, page: PageId, frame: FrameId) -> bool {
+        let (dst, src) = (self.table.addr(page), self.frames().addr(frame));
+        // SAFETY: the page is missing and this thread alone may fill it; the frame holds its
+        // content.
+        let outcome = unsafe { self.move_memory(dst, src, self.page_bytes(), Wake::No) };
+        let bytes = outcome.bytes_of(self.page_bytes());
+        let is_back = outcome == Outcome::Done;
+        if !is_back && bytes > 0 {
+            self.mapper.move_back(dst, src, bytes);
+            // A part of it was in the region for a moment: somebody may read it for long.
+            self.frames().spare_runs().set_filled(frame, false);
+        }
+        is_back
+    }
+
+    /// Maps a frame's content as `page`, which is `Moving` by this thread; returns whether it is write-protected:
+    /// where MOVE refuses, because the program has split the mapping or may not write there, it is, or it could not
+    /// leave again. The frame is consumed, its memory or the charge of the fill now the page's. The waiting threads are
+    /// woken by that, if asked for, or by [`publish_mapped`](Memory::publish_mapped).
+    ///
+    /// # Errors
+    /// When the kernel is out of memory: the page is still missing, the frame still the caller's.
+    pub(in crate::paging) fn install(
+        &self,
+        counters: &Counters,
+        page: PageId,
+        frame: FrameId,
+        protect: Protect,
+        wake: Wake,
+    ) -> Result<Protect> {
+        let (dst, src) = (self.table.addr(page), self.frames().addr(frame));
+        let by_move = self.pool.moves_in(frame);
+        let outcome = if by_move {
+            self.mapper.clear_way(dst, self.page_bytes());
+            // SAFETY: the page is missing and this thread alone may fill it (it is `Moving`); the
+            // frame is this thread's and holds the page's content.
+            unsafe { self.move_memory(dst, src, self.page_bytes(), wake) }
+        } else {
+            // SAFETY: as above.
+            unsafe { self.mapper.copy(dst, src as *const u8, protect, wake) }
+        };
+        match outcome {
+            Outcome::Done => {
+                self.mapper.note_mapped();
+                match by_move {
+                    true => self.frames().put_empty(frame),
+                    false => self.pool.recycle(frame),
+                }
+                return Ok(protect);
+            }
+            // Rarely, just after a device read, the kernel still holds the frame.
+            Outcome::Busy { .. } => counters.install_busy.bump(),
+            // Nobody else fills it. Should the kernel say so of a page that is missing: once more.
+            Outcome::Present { bytes } => self.check_missing(page, bytes),
+            Outcome::Failed { .. } => {}
+        }
+        let mapped = outcome.bytes_of(self.page_bytes());
+        if mapped == 0 && !is_copied_then(outcome) {
+            return Err(install_error(outcome));
+        }
+        let protect = if by_move && mapped == 0 { Protect::Yes } else { protect };
+        // A page half of which is mapped cannot be tried again: nor can it be unmapped, for
+        // threads may have written to that half.
+        self.copy_rest(page, frame, mapped, protect)?;
+        if wake == Wake::Yes {
+            self.wake(page);
+        }
+        if by_move {
+            // The page is mapped, whatever becomes of the frame's memory.
+            drop(self.frames().release(frame));
+        } else {
+            self.pool.recycle(frame);
+        }
+        Ok(protect)
+    }
+
+    /// Maps a run of frames, with its content, as the chunk that begins with `first`: all of its
+    /// pages are `Moving` by this thread. Returns how many of them are mapped, the first ones; the
+    /// frames of the others are as they were.
+    pub(in crate::paging) fn map_chunk(&self, first: PageId, frame: FrameId) -> usize {
+        let chunk = Piece::new(self.table.addr(first), HUGE_PAGE);
+        // A huge page can be moved whole to where there is no page table. One that small pages have
+        // left behind goes with them (Linux 6.14); before that, MOVE takes the huge page apart.
+        if !self.mapper.owns(chunk.start(), HUGE_PAGE) {
+            return 0;
+        }
+        // SAFETY: nothing is mapped there: all pages are `Moving` by this thread and missing.
+        drop(unsafe { self.mapper.discard(&[chunk]) });
+        let moved = self.move_or_stop(chunk.start(), self.frames().addr(frame), HUGE_PAGE);
+        let pages = moved.bytes / self.page_bytes();
+        if moved.bytes == HUGE_PAGE {
+            self.chunks.set_whole(self.table.chunk_of(first), true);
+        }
+        (frame.0..).take(pages).for_each(|n| self.frames().put_empty(FrameId(n)));
+        pages
+    }
+
+    /// Maps zeros as `page`, which is `Moving` by this thread. Returns `false` when the limit
+    /// leaves no memory for it.
+    ///
+    /// # Errors
+    /// When the kernel is out of memory: the page is still missing.
+    pub(in crate::paging) fn install_zeros(
+        &self,
+        counters: &Counters,
+        page: PageId,
+    ) -> Result<bool> {
+        if !self.pool.has_room_for_fresh() {
+            return Ok(false);
+        }
+        // COPY would build small pages.
+        let only_huge = self.pool.moves().fill && self.page_bytes() >= HUGE_PAGE;
+        if only_huge && let Some(frame) = self.pool.charged_frame(self.pool.headroom()) {
+            // Fresh memory, for spare frames of this size are and empty ones get some.
+            if let Err(error) = self.frames().populate(frame) {
+                self.pool.recycle(frame);
+                return Err(error);
+            }
+            return match self.install(counters, page, frame, Protect::No, Wake::No) {
+                Ok(_) => Ok(true),
+                Err(error) => {
+                    self.pool.recycle(frame);
+                    Err(error)
+                }
+            };
+        }
+        if only_huge || !self.pool.charge_page() {
+            return Ok(false);
+        }
+        // SAFETY: the page is missing and `Moving` by this thread; `zeros` is never written.
+        let copied = unsafe { self.mapper.copy_zeros(self.table.addr(page)) };
+        if copied.is_err() {
+            self.pool.budget().uncharge(self.table.page_size());
+        }
+        copied.map(|()| true)
+    }
+
+    /// Ends the process when a page that this thread alone may fill is mapped from a byte on.
+    /// Nobody knows what it holds, and it would be tried for ever.
+    fn check_missing(&self, page: PageId, bytes: usize) {
+        let mut there = [false];
+        let start = self.table.addr(page) + bytes;
+        let Some(map) = self.mapper.pagemap() else { return };
+        if map.scan(start, &mut there).is_ok() && there[0] {
+            diagnostics::broken(format_args!(
+                "{page} at {:#x}, {:?}, is mapped from byte {bytes} on although it was missing \
+                 (in-thread: {}, by move: {} in, {} out)",
+                self.table.addr(page),
+                self.table.word(page).load(),
+                self.mapper.is_in_thread(),
+                self.pool.moves().fill,
+                self.pool.moves().evict,
+            ));
+        }
+    }
+
+    // Out.
+
+    /// Takes the contents of `count` `Moving` pages from `first` into neighbouring frames and
+    /// unmaps them from the region; returns what it took. The next one is in use by the kernel, or
+    /// refused, and stays as it was; the frames that are left are given back.
+    pub(in crate::paging) fn take_contents(
+        &self,
+        first: PageId,
+        frame: FrameId,
+        count: usize,
+    ) -> Moved {
+        if self.pool.moves().evict {
+            self.take_by_move(first, frame, count)
+        } else {
+            let taken = self.take_by_copy(first, frame);
+            Moved { bytes: usize::from(taken) * self.page_bytes(), refused: false }
+        }
+    }
+
+    fn take_by_move(&self, first: PageId, frame: FrameId, count: usize) -> Moved {
+        let len = count * self.page_bytes();
+        self.mapper.clear_way(self.frames().addr(frame), len);
+        let mut moved = match self.mapper.owns(self.table.addr(first), len) {
+            true => self.move_or_stop(self.frames().addr(frame), self.table.addr(first), len),
+            false => Moved { bytes: 0, refused: true },
+        };
+        if moved.refused && count == 1 && self.move_in_pieces(first, frame) {
+            moved.bytes = len;
+        }
+        let whole = moved.bytes / self.page_bytes();
+        let end = frame.0 + count as u32;
+        (frame.0 + whole as u32..end).for_each(|frame| drop(self.frames().release(FrameId(frame))));
+        moved
+    }
+
+    /// Takes the content of a page that MOVE does not take into a frame, which is returned. Nothing has written the
+    /// page since it was installed, because it was protected all along: no device is writing to it now.
+    pub(in crate::paging) fn copy_protected(&self, page: PageId) -> Option<FrameId> {
+        let frame = self.pool.frame_for_copy()?;
+        self.take_by_copy(page, frame).then_some(frame)
+    }
+
+    /// For kernels without MOVE, and pages that are protected: nobody can write the page while it is
+    /// copied, because writes fault first and wait for its word. (A device request of the application
+    /// in flight is not seen: such kernels need a pin around direct I/O into far memory.)
+    fn take_by_copy(&self, page: PageId, frame: FrameId) -> bool {
+        let protected = self.mapper.forbid_writes(self.table.addr(page)).is_ok();
+        let copied = protected
+            && self.mapper.fill_holes(self.table.addr(page))
+            && self.copy_to_frame(page, frame);
+        if !copied || !self.owns_page(page) {
+            // Where it stays protected although its word does not say so, a write lifts that.
+            self.pool.give_copy_frame_back(frame);
+            return false;
+        }
+        let piece = Piece::new(self.table.addr(page), self.page_bytes());
+        // SAFETY: the page is `Moving` by this thread and its content is in the frame.
+        unsafe { self.mapper.discard(&[piece]) }
+            .expect("MADV_DONTNEED of own anonymous pages succeeds");
+        self.pool.charge_copied();
+        true
+    }
+
+    /// Copies a page, `Moving` by this thread and without holes, to a frame. `false`: the program has
+    /// protected it against reading.
+    fn copy_to_frame(&self, page: PageId, frame: FrameId) -> bool {
+        // SAFETY: the frame is this thread's and `page_bytes` long.
+        unsafe { copy_checked(self.table.addr(page), self.frames().ptr(frame), self.page_bytes()) }
+    }
+
+    // Either way.
+
+    /// Moves memory between the region and frames, see [`Mapper::move_memory`]: memory locks that are in
+    /// the way are taken off, and the program is told, because what is locked could never leave, and a
+    /// limit that cannot be kept helps nobody.
+    ///
+    /// # Safety
+    /// As for `Uffd::move_pages`.
+    pub(in crate::paging) unsafe fn move_memory(
+        &self,
+        dst: usize,
+        src: usize,
+        len: usize,
+        wake: Wake,
+    ) -> Outcome {
+        let unlock = || self.take_locks_off(dst, src, len);
+        // SAFETY: the caller's promise.
+        unsafe { self.mapper.move_memory(dst, src, len, wake, unlock) }
+    }
+
+    /// Ends all memory locks of region and frames if one is on either range; says whether.
+    fn take_locks_off(&self, dst: usize, src: usize, len: usize) -> bool {
+        let (far, staged) = if self.table.contains(dst) { (dst, src) } else { (src, dst) };
+        let locked = self.table.is_locked(far, len) || self.frames().is_locked(staged, len);
+        if locked {
+            self.frames().unlock();
+            self.table.unlock();
+            diagnostics::unlocked();
+        }
+        locked
+    }
+
+    /// Moves memory of the region out to frames, or of a run of frames to an empty chunk, whole
+    /// pages of it: a page of which only a part could be moved is put together again.
+    pub(in crate::paging) fn move_or_stop(&self, dst: usize, src: usize, len: usize) -> Moved {
+        // SAFETY: the pages are `Moving` by this thread, or in a chunk that it latched, and it may
+        // unmap them; the frames are empty ones of this thread's. Or the frames are a run of this
+        // thread's, and the pages are `Moving` by it and missing.
+        let outcome = unsafe { self.move_memory(dst, src, len, Wake::No) };
+        let moved = outcome.bytes_of(len);
+        let refused = matches!(outcome, Outcome::Failed { errno: sys::EINVAL | sys::ENOENT, .. });
+        let whole = moved - moved % self.page_bytes();
+        if moved > whole {
+            self.mapper.move_back(dst + whole, src + whole, moved - whole);
+        }
+        Moved { bytes: whole, refused }
+    }
+
+    /// Moves a page, `Moving` by this thread, out to an empty frame of its own where one MOVE does not: it lies in
+    /// several of the kernel's mappings, has holes, or code may run in a part of it. `false`: it stays as it was.
+    pub(in crate::paging) fn move_in_pieces(&self, page: PageId, frame: FrameId) -> bool {
+        let (dst, src) = (self.frames().addr(frame), self.table.addr(page));
+        if !self.mapper.fill_holes(src) {
+            return false;
+        }
+        let act = |dst, src, len| {
+            // SAFETY: the page is `Moving` by this thread, which may unmap it; the frame is its own and empty.
+            let piece = || unsafe { self.move_memory(dst, src, len, Wake::No) };
+            match piece() {
+                // MOVE wants both sides to have the same protection. To what may not be written nothing helps.
+                Outcome::Failed { bytes: 0, errno: sys::EINVAL } => {
+                    self.frames().while_executable(dst, len, piece)
+                }
+                outcome => outcome,
+            }
+        };
+        // SAFETY: as above.
+        unsafe { self.mapper.move_pieces(dst, src, act) }
+    }
+
+    // Lost pages.
+
+    /// Makes a poisoned page that was discarded usable again.
+    pub(in crate::paging) fn unpoison(&self, page: PageId) {
+        let mended = if self.mapper.can_poison() && self.owns_page(page) {
+            let piece = Piece::new(self.table.addr(page), self.page_bytes());
+            // SAFETY: the page's content is lost already; this clears the marker.
+            unsafe { self.mapper.discard(&[piece]) }
+        } else {
+            self.map_anew(page)
+        };
+        if let Err(error) = mended {
+            diagnostics::fatal("a lost page could not be made usable again", &error);
+        }
+    }
+
+    // Words.
+
+    /// Makes a mapped `Moving` page resident. The policy hears of it first (invariant 1).
+    pub(in crate::paging) fn publish_resident(
+        &self,
+        page: PageId,
+        from: Word,
+        to: Word,
+        how: Option<Insert>,
+    ) {
+        {
+            let mut policy = self.policy.lock();
+            match how {
+                Some(how) => policy.arrive(page, how),
+                None => {
+                    policy.retouched(page);
+                    policy.list(page);
+                }
+            }
+        }
+        self.table.publish(page, from, to);
+    }
+
+    /// As [`publish_resident`](Self::publish_resident), for a page that was missing: wakes the threads that
+    /// wait for it, as the last thing, because a thread that is woken may run at once in place of this
+    /// one and must not find the page in its hands.
+    pub(in crate::paging) fn publish_mapped(
+        &self,
+        page: PageId,
+        from: Word,
+        to: Word,
+        how: Option<Insert>,
+    ) {
+        self.publish_resident(page, from, to, how);
+        self.wake(page);
+    }
+
+    /// As [`publish_resident`](Self::publish_resident), for the pages of a chunk that were read
+    /// together: `from` says of each what its word is, and whether somebody waits for it.
+    pub(in crate::paging) fn publish_read(&self, first: PageId, from: &[(Word, bool)]) {
+        let pages = || (first.0..).map(PageId).zip(from);
+        {
+            let mut policy = self.policy.lock();
+            for (page, &(_, wanted)) in pages() {
+                policy.arrive(page, if wanted { Insert::Filled } else { Insert::Prefetched });
+            }
+        }
+        for (page, &(moving, wanted)) in pages() {
+            let resident = Word::resident(moving.slot()).with_prefetched(!wanted);
+            self.table.publish(page, moving, resident);
+        }
+    }
+
+    /// Wakes the threads that wait for a page, to fault again.
+    pub(in crate::paging) fn wake(&self, page: PageId) {
+        self.mapper.wake(self.table.addr(page));
+    }
+}
