@@ -233,7 +233,8 @@ fn what_was_written_and_may_not_be_written_stays_and_leaves_when_it_may() {
         far.check(0..sealed);
         let after = far.stats();
         assert!(before.faults_read > reads, "the rest did not leave");
-        assert_eq!(after.faults_read, before.faults_read, "what is sealed had left");
+        // A read is counted after its thread was woken: the last one before may not be in `before`.
+        assert!(after.faults_read <= before.faults_read + 1, "what is sealed had left");
         assert!(after.evict_busy > 0, "what stays is counted");
         protect(far.addr(0), sealed * far.page, libc::PROT_READ | libc::PROT_WRITE);
         expect_all_there(&far);
