@@ -403,8 +403,6 @@ pub(in crate::paging) fn cool_all(memory: &Memory, chunk: ChunkId, first: FrameI
     for (page, frame) in memory.table().pages_of_chunk(chunk).zip((first.0..).map(FrameId)) {
         policy.bypassed(page);
         memory.frames().note(frame, page, None);
-        memory.frames().meta_of(frame).set_prefetched(false);
-        memory.frames().meta_of(frame).set_guessed(false);
         memory.table().publish(page, Word::moving(None), Word::cooling(frame));
     }
 }

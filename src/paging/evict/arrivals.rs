@@ -147,6 +147,11 @@ pub(super) struct Arrivals {
 }
 
 impl Arrivals {
+    /// Whether most of what arrived lately was read in order.
+    pub(super) fn in_order(&self) -> bool {
+        self.filled > self.fresh && ORDERED_PART * self.ahead > self.filled
+    }
+
     /// Whether most of what arrived lately is fresh.
     pub(super) fn fresh_prevail(&self) -> bool {
         self.fresh > self.filled
@@ -173,8 +178,7 @@ impl Arrivals {
     /// had left with its chunks got back one page in eight that were read, and fresh data that nobody came
     /// back for kept the rest of the limit.
     pub(super) fn policy_goes_first(&mut self, want: u64, chunk: u64, fresh_return: bool) -> bool {
-        let in_order = self.filled > self.fresh && ORDERED_PART * self.ahead > self.filled;
-        if !in_order && !fresh_return {
+        if !self.in_order() && !fresh_return {
             return false;
         }
         if self.since_chunk >= AGEING * chunk {

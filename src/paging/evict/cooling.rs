@@ -1,7 +1,7 @@
 //! Decisions about frames that have cooled, and about those whose page another hand took.
 
 use crate::paging::evict::Evictor;
-use crate::paging::evict::leaving::Linger;
+use crate::paging::evict::leaving::{Leaving, Linger};
 use crate::paging::fault::starved::take_first;
 use crate::paging::page::protocol::{self, Content};
 use crate::paging::page::word::{FrameId, Word};
@@ -15,6 +15,7 @@ impl Evictor {
             let frame = take_first(&mut self.leaving.cooling).expect("counted above");
             self.settle_frame(frame);
         }
+        self.leaving.due = self.leaving.due.saturating_sub(count);
         self.let_go();
         self.writes.write_dirty(&mut self.leaving);
         count > 0
@@ -70,6 +71,27 @@ impl Evictor {
                 at += 1;
             }
         }
+    }
+
+    /// Takes those frames out of the standby line that another hand has taken the page from, now and then: they
+    /// count as waiting pages as long as they are in it.
+    pub(super) fn tidy_line(&mut self) {
+        if self.leaving.joined <= self.leaving.cooling.len() / 4 {
+            return;
+        }
+        self.leaving.joined = 0;
+        let Leaving { cooling, lingering, due, .. } = &mut self.leaving;
+        let mut at = 0;
+        let pager = &self.pager;
+        cooling.retain(|&frame| {
+            let page = pager.frames().page(frame);
+            let waits = at < *due || pager.word(page).load() == Word::cooling(frame);
+            at += 1;
+            if !waits {
+                lingering.push_back(Linger { page, frame, written: None });
+            }
+            waits
+        });
     }
 
     /// Finds out what a cooled page needs.

@@ -8,9 +8,14 @@ use std::time::Instant;
 
 /// Pages on their way out.
 pub(super) struct Leaving {
-    /// Frames whose pages cool, oldest first.
+    /// Frames whose pages cool, oldest first: the standby line.
     pub(super) cooling: VecDeque<FrameId>,
-    pub(super) cooling_max: usize,
+    /// How many of them wait, at most.
+    pub(super) line: usize,
+    /// Of these, the first ones, which do not wait.
+    pub(super) due: usize,
+    /// Pages that have joined the line since those were taken out of it that another hand has.
+    pub(super) joined: usize,
     /// Frames whose pages left by another hand that is not finished with them.
     pub(super) lingering: VecDeque<Linger>,
     /// Pages that have left, and frames that nobody uses any more: until the next `let_go`.
@@ -35,7 +40,9 @@ impl Leaving {
     pub(super) fn new(frames: usize) -> Leaving {
         Leaving {
             cooling: VecDeque::with_capacity(frames),
-            cooling_max: 0,
+            line: 0,
+            due: 0,
+            joined: 0,
             lingering: VecDeque::with_capacity(frames),
             left: Vec::with_capacity(frames),
             freed: Vec::with_capacity(frames),

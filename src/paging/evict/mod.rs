@@ -54,6 +54,7 @@ use crate::base::gate::{Closed, LOOK_EVERY};
 use crate::paging::diagnostics;
 use crate::paging::evict::victims::Chunkwise;
 use crate::paging::kernel_filled;
+use crate::paging::pager::frame_pool::standby_count;
 use crate::paging::tables::charge;
 use crate::sys::messages;
 use std::time::Duration;
@@ -146,7 +147,7 @@ impl Evictor {
         let starving = pager.pool().waiters().is_starving();
         let owed = pager.managed().deficit();
         let enough = available >= pager.pool().watermarks().evict_below() && !starving;
-        let is_idle = self.leaving.cooling.is_empty() && self.writes.is_idle();
+        let is_idle = self.due() == 0 && self.writes.is_idle();
         // Once begun it goes on up to the high watermark: with a turn for each page that comes in there would
         // be no batches, and each page would cost a MOVE and a TLB flush of its own.
         if enough && owed == 0 && is_idle {
@@ -160,7 +161,7 @@ impl Evictor {
         }
         let wanted = ((missing + owed) as usize).div_ceil(pager.page_bytes());
         // What a device that does not answer holds on to makes no room.
-        let leaving = if self.writes.is_stuck() { 0 } else { self.leaving() };
+        let leaving = if self.writes.is_stuck() { 0 } else { self.under_way() };
         // At least one for threads that wait although so much is free: what they need may be larger, as the
         // tables of a chunk or a run of frames, or not a spare frame, which counts as available.
         wanted.saturating_sub(leaving.min(wanted)).max(usize::from(starving && leaving == 0))
@@ -171,11 +172,49 @@ impl Evictor {
         self.leaving.cooling.len() + self.writes.pages() + self.leaving.lingering.len()
     }
 
+    /// Of these, those that do not wait.
+    fn under_way(&self) -> usize {
+        self.due() + self.writes.pages() + self.leaving.lingering.len()
+    }
+
+    /// Pages in the standby line that do not wait, or that it has too many of.
+    fn due(&self) -> usize {
+        let beyond = self.leaving.cooling.len().saturating_sub(self.leaving.line);
+        self.leaving.due.max(beyond)
+    }
+
+    /// Decides about the oldest pages of the standby line where room for `wanted` pages is missing: about those
+    /// that it has too many of, or about as many as threads wait for.
+    fn settle_line(&mut self, wanted: usize) -> bool {
+        let mut keep = self.leaving.cooling.len() - self.leaving.due;
+        if wanted > 0 {
+            // Only now: while there is room nothing leaves because other memory arrives.
+            self.leaving.line = self.line_length();
+            self.tidy_line();
+            if self.pager.pool().waiters().is_starving() {
+                keep = keep.saturating_sub(wanted);
+            }
+        }
+        self.settle_cooling(keep.min(self.leaving.line))
+    }
+
+    /// How many pages that may have been written wait in frames before they leave: a touch brings them back
+    /// without I/O. Streams do not come back soon: their place is used better by what is read ahead.
+    fn line_length(&self) -> usize {
+        let streams = self.arrivals.fresh_prevail() || self.arrivals.in_order();
+        if streams || !self.pager.pool().moves().evict {
+            return 0;
+        }
+        let count = standby_count(self.pager.page_size(), self.pager.budget().limit());
+        count.min(self.pager.frames().singles() / 2)
+    }
+
     /// Notes what has arrived, and runs ahead while threads wait for room for fresh memory.
     fn look_at_arrivals(&mut self) {
         let arrived = self.pager.policy().lock().arrived();
         self.arrivals.look(arrived, self.pager.pages_per_chunk());
         let is_fresh = self.arrivals.fresh_prevail() && self.takes_chunks();
+        self.pager.pool().watermarks().set_in_order(self.arrivals.in_order());
         let waiters = self.pager.pool().waiters();
         if !is_fresh || waiters.is_starving() {
             self.pager.pool().watermarks().set_ahead(is_fresh);
@@ -222,7 +261,7 @@ impl Evictor {
                 }
             };
         }
-        let settled = self.settle_cooling(if wanted > 0 { 0 } else { self.leaving.cooling_max });
+        let settled = self.settle_line(wanted);
         freed || settled
     }
 

@@ -188,6 +188,7 @@ impl Evictor {
         self.leaving.chosen[frame.0 as usize] = chosen;
         self.pager.publish(page, word, Word::cooling(frame));
         self.leaving.cooling.push_back(frame);
+        self.leaving.joined += 1;
     }
 
     /// Whether the next to go is a page that the policy knows, although there are open chunks. Data read back
@@ -222,7 +223,7 @@ impl Evictor {
         }
         match self.take_run() {
             Some(run) => self.take_chunk(run, |pager| kernel_filled::close_next_into(pager, run)),
-            None if self.leaving() > 0 => Chunkwise::Wait,
+            None if self.under_way() > 0 => Chunkwise::Wait,
             None => Chunkwise::Unfit,
         }
     }
@@ -265,11 +266,13 @@ impl Evictor {
         }
     }
 
-    /// The pages of a run of frames cool from now on.
+    /// The pages of a run of frames cool from now on. They do not wait, for there are few runs.
     pub(super) fn cool_run(&mut self, first: FrameId, chosen: Instant) {
-        for frame in (first.0..).take(self.pager.frames().run_frames()).map(FrameId) {
+        let count = self.pager.frames().run_frames() as u32;
+        for frame in (first.0..first.0 + count).rev().map(FrameId) {
             self.leaving.chosen[frame.0 as usize] = chosen;
-            self.leaving.cooling.push_back(frame);
+            self.leaving.cooling.push_front(frame);
         }
+        self.leaving.due += count as usize;
     }
 }

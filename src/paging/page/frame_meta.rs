@@ -76,12 +76,14 @@ impl ReadTurn {
 unsafe impl crate::meta::Zeroed for FrameMeta {}
 
 impl FrameMeta {
-    /// Notes what the frame holds before the page's word names it.
+    /// Notes what the frame holds before the page's word names it; nothing else is known of it then.
     pub(crate) fn write(&self, page: PageId, slot: Option<SlotId>) {
         // Relaxed: published by the change of the word.
         self.page.store(page.0, Ordering::Relaxed);
         self.slot.store(slot.map_or(0, |slot| slot.0 + 1), Ordering::Relaxed);
         self.outcome.store(FrameOutcome::Open as u32, Ordering::Relaxed);
+        self.prefetched.store(0, Ordering::Relaxed);
+        self.guessed.store(0, Ordering::Relaxed);
     }
 
     /// The page whose content the frame holds.

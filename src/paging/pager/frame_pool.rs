@@ -263,7 +263,7 @@ impl FramePool {
         // Where fills carry the memory off into the region, none would be left as spare.
         let keeps = !self.moves.fill && self.managed.deficit() == 0;
         let most = SPARE_MAX.min(self.staging.singles() / 2);
-        let worth = (self.watermarks.low() as usize / self.page_bytes).clamp(1, most);
+        let worth = (self.watermarks.evict_below() as usize / self.page_bytes).clamp(1, most);
         let is_single = self.staging.run_of(frame).is_none();
         if keeps && is_single && self.staging.spare_len() < worth {
             self.staging.put_spare(frame);
@@ -472,14 +472,24 @@ impl FramePool {
     }
 }
 
+/// Pages that wait in the standby line of a region: a sixteenth of the limit, within bounds. A page that
+/// is a huge page does not wait.
+pub(in crate::paging) fn standby_count(page: ByteCount, limit: ByteCount) -> usize {
+    const PAGES_MAX: usize = 8192;
+    let is_huge = page.as_usize() >= HUGE_PAGE;
+    if is_huge { 0 } else { (limit.as_usize() / 16 / page.as_usize()).min(PAGES_MAX) }
+}
+
 /// Staging frames of a region: a quarter of the limit, within bounds.
 fn frame_count(page: ByteCount, limit: ByteCount) -> usize {
     const FRAMES_MIN: usize = 16;
+    // Beside the standby line.
     const FRAMES_MAX: usize = 1024;
     const BYTES_MAX: usize = 256 << 20;
     let page = page.as_usize();
     let quarter = limit.as_usize() / 4 / page;
-    quarter.clamp(FRAMES_MIN, FRAMES_MAX).min((BYTES_MAX / page).max(FRAMES_MIN))
+    let most = FRAMES_MAX + standby_count(ByteCount(page as u64), limit);
+    quarter.clamp(FRAMES_MIN, most).min((BYTES_MAX / page).max(FRAMES_MIN))
 }
 
 /// Maximum number of runs of frames.
