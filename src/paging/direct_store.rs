@@ -25,7 +25,7 @@ use crate::paging::page::chunks::{CHUNK, ChunkId};
 use crate::paging::page::word::{FrameId, State};
 use crate::paging::pager::Pager;
 use crate::paging::pager::frame_pool::NoRun;
-use crate::paging::pager::memory::Memory;
+use crate::paging::pager::memory::RegionMemory;
 use crate::paging::region::Region;
 use crate::paging::tables::charge;
 use crate::sys::signals::SignalsBlocked;
@@ -131,7 +131,7 @@ fn run_to_fill(pager: &Pager, requests: &Requests) -> Option<FrameId> {
 }
 
 /// Whether a chunk has no content, as far as can be seen without its latch.
-fn holds_nothing(memory: &Memory, chunk: ChunkId) -> bool {
+fn holds_nothing(memory: &RegionMemory, chunk: ChunkId) -> bool {
     let is_empty = |page: PageId| memory.table().word(page).load().state() == State::Empty;
     memory.chunks().is_closed(chunk) && memory.table().pages_of_chunk(chunk).all(is_empty)
 }

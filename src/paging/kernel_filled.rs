@@ -32,7 +32,7 @@ use crate::paging::page::chunk_state::{ChunkView, Phase};
 use crate::paging::page::chunks::{CHUNK, ChunkId};
 use crate::paging::page::word::{FrameId, State, Word};
 use crate::paging::pager::Pager;
-use crate::paging::pager::memory::Memory;
+use crate::paging::pager::memory::RegionMemory;
 use crate::paging::pager::table::PageTable;
 use crate::sys::signals::SignalsBlocked;
 use crate::sys::vm::{KERNEL_PAGE, Piece};
@@ -60,7 +60,7 @@ pub(in crate::paging) enum CloseOutcome {
 
 /// Whether memory around an `Empty` page is being used densely, so that the chunk is worth
 /// opening: a neighbouring page or chunk is in use.
-fn is_dense(memory: &Memory, page: PageId, chunk: ChunkId) -> bool {
+fn is_dense(memory: &RegionMemory, page: PageId, chunk: ChunkId) -> bool {
     // A neighbour in another chunk may have left: an evictor that keeps up with a thread which fills memory in
     // order has taken the chunk before by then. The first page of each chunk came by itself, so that the kernel
     // could fill the others only by 4 KiB, and such migrations copied 0.9 GiB/s instead of 2.5
@@ -182,7 +182,7 @@ fn open_with_run(pager: &Pager, chunk: ChunkId) -> Option<bool> {
 
 /// Moves a run of frames to an empty chunk; its words are `Moving` then. `false`: nothing has
 /// changed, because another handler is at one of the pages, or the kernel still holds the run.
-fn move_run_in(memory: &Memory, chunk: ChunkId, first: FrameId) -> bool {
+fn move_run_in(memory: &RegionMemory, chunk: ChunkId, first: FrameId) -> bool {
     if !claim_all(memory.table(), chunk) {
         return false;
     }
@@ -220,7 +220,7 @@ fn is_plain(word: Word) -> bool {
 
 /// Takes pages under the chunk's charge, in order, until one is in another thread's hands;
 /// returns how many it took, and how many of them are not mapped.
-fn adopt_pages(memory: &Memory, chunk: ChunkId) -> (u64, u64) {
+fn adopt_pages(memory: &RegionMemory, chunk: ChunkId) -> (u64, u64) {
     let (mut count, mut absent) = (0, 0);
     for page in memory.table().pages_of_chunk(chunk) {
         let word = memory.table().word(page).load();
@@ -243,7 +243,11 @@ fn adopt_pages(memory: &Memory, chunk: ChunkId) -> (u64, u64) {
 
 /// Makes those of the given pages that are mapped ordinary resident pages; returns how many
 /// are not. The chunk is latched and registered.
-fn list_resident(memory: &Memory, chunk: ChunkId, pages: &mut dyn Iterator<Item = PageId>) -> u64 {
+fn list_resident(
+    memory: &RegionMemory,
+    chunk: ChunkId,
+    pages: &mut dyn Iterator<Item = PageId>,
+) -> u64 {
     const UNITS: usize = CHUNK / KERNEL_PAGE;
     let mut there = [false; UNITS];
     let pagemap = memory.chunks().pagemap().expect("chunks are opened only with a pagemap");
@@ -371,7 +375,7 @@ pub(in crate::paging) fn close_into(pager: &Pager, chunk: ChunkId, first: FrameI
 }
 
 /// Whether all pages of a chunk, latched and registered, are there.
-fn is_whole(memory: &Memory, chunk: ChunkId) -> bool {
+fn is_whole(memory: &RegionMemory, chunk: ChunkId) -> bool {
     let mut there = [false; CHUNK / KERNEL_PAGE];
     let pagemap = memory.chunks().pagemap().expect("chunks are opened only with a pagemap");
     pagemap.scan(memory.table().chunk_addr(chunk), &mut there).is_ok()
@@ -398,7 +402,7 @@ fn move_chunk(pager: &Pager, chunk: ChunkId, first: FrameId) -> bool {
 
 /// Has all pages of a latched chunk, which are `Moving` by this thread, cool in the run of frames that begins with
 /// `first` and has their content.
-pub(in crate::paging) fn cool_all(memory: &Memory, chunk: ChunkId, first: FrameId) {
+pub(in crate::paging) fn cool_all(memory: &RegionMemory, chunk: ChunkId, first: FrameId) {
     let mut policy = memory.policy().lock();
     for (page, frame) in memory.table().pages_of_chunk(chunk).zip((first.0..).map(FrameId)) {
         policy.bypassed(page);
@@ -409,13 +413,13 @@ pub(in crate::paging) fn cool_all(memory: &Memory, chunk: ChunkId, first: FrameI
 
 /// Has the kernel fill a latched chunk without asking. `false`: the process has too many mappings, and
 /// nothing has changed.
-fn leave_to_kernel(memory: &Memory, chunk: ChunkId) -> bool {
+fn leave_to_kernel(memory: &RegionMemory, chunk: ChunkId) -> bool {
     memory.mapper().leave_to_kernel(memory.table().chunk_addr(chunk), CHUNK)
 }
 
 /// Registers a latched chunk by itself. `false`: the process has too many mappings for that,
 /// and nothing has changed.
-fn register_alone(memory: &Memory, chunk: ChunkId) -> bool {
+fn register_alone(memory: &RegionMemory, chunk: ChunkId) -> bool {
     !memory.chunks().cuts_too_many(chunk)
         && memory.mapper().register_own(memory.table().chunk_addr(chunk), CHUNK).is_ok()
 }
@@ -472,7 +476,7 @@ pub(in crate::paging) fn drop_part_in_open(pager: &Pager, page: PageId, part: Pi
 }
 
 /// Whether a page reads as zero: nothing is mapped there, and nothing is stored.
-pub(in crate::paging) fn holds_nothing(memory: &Memory, page: PageId) -> bool {
+pub(in crate::paging) fn holds_nothing(memory: &RegionMemory, page: PageId) -> bool {
     let chunk = memory.table().chunk_of(page);
     let seen = memory.chunks().look(chunk);
     let empty = memory.table().word(page).load().state() == State::Empty;
@@ -480,7 +484,7 @@ pub(in crate::paging) fn holds_nothing(memory: &Memory, page: PageId) -> bool {
 }
 
 /// Bytes that are charged for open chunks and not resident, by looking.
-pub(in crate::paging) fn open_but_absent(memory: &Memory) -> ByteCount {
+pub(in crate::paging) fn open_but_absent(memory: &RegionMemory) -> ByteCount {
     let Some(pagemap) = memory.chunks().pagemap() else { return ByteCount::ZERO };
     let mut there = [false; CHUNK / KERNEL_PAGE];
     let mut absent = 0;

@@ -33,7 +33,7 @@ use crate::paging::page::backoff;
 use crate::paging::page::chunk_state::Entered;
 use crate::paging::page::word::{State, Word};
 use crate::paging::pager::Pager;
-use crate::paging::pager::memory::Memory;
+use crate::paging::pager::memory::RegionMemory;
 use crate::paging::pager::slot_store::SlotStore;
 use crate::sys::signals::SignalsBlocked;
 use crate::sys::vm::KERNEL_PAGE;
@@ -41,7 +41,7 @@ use crate::sys::vm::KERNEL_PAGE;
 /// Gives up a page, `Moving` by this thread and mapped, of which a part is not far memory any more.
 /// Says whether that was so. The page is on none of the policy's lists.
 pub(in crate::paging) fn disown(
-    memory: &Memory,
+    memory: &RegionMemory,
     slots: &SlotStore,
     page: PageId,
     moving: Word,
@@ -130,7 +130,11 @@ pub(in crate::paging) fn take_part_over(pager: &Pager, page: PageId, start: usiz
 /// Keeps the evictor from deciding meanwhile that none of a page is far memory: the page's word, made
 /// `Moving` where that could happen, and what it is afterwards. `None`: the page is lost, and stays so
 /// until all of it is freed.
-fn take_word(memory: &Memory, slots: &SlotStore, page: PageId) -> Option<(Option<Word>, Word)> {
+fn take_word(
+    memory: &RegionMemory,
+    slots: &SlotStore,
+    page: PageId,
+) -> Option<(Option<Word>, Word)> {
     let mut spins = 0;
     loop {
         let seen = memory.table().word(page).load();

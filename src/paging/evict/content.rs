@@ -8,7 +8,7 @@ use crate::paging::mapped_over;
 use crate::paging::page::BATCH_MAX;
 use crate::paging::page::backoff;
 use crate::paging::page::word::{FrameId, State, Word};
-use crate::paging::pager::memory::Memory;
+use crate::paging::pager::memory::RegionMemory;
 use crate::paging::pager::slot_store::SlotStore;
 use crate::sys::vm::Piece;
 
@@ -16,7 +16,7 @@ use crate::sys::vm::Piece;
 /// whole takes the others of the chunk along: they have been used as little, and to take
 /// them one by one would split the huge page that they are.
 pub(in crate::paging) fn choose(
-    memory: &Memory,
+    memory: &RegionMemory,
     residents: &mut Residents,
     want: usize,
     victims: &mut Vec<PageId>,
@@ -56,7 +56,7 @@ pub(in crate::paging) enum Listed {
 
 /// Makes a victim `Moving`; `None` when it left the region by itself, or is pinned.
 pub(in crate::paging) fn take_victim(
-    memory: &Memory,
+    memory: &RegionMemory,
     page: PageId,
     listed: Listed,
 ) -> Option<Word> {
@@ -87,14 +87,14 @@ pub(in crate::paging) fn take_victim(
 }
 
 /// Leaves a victim where it is.
-pub(in crate::paging) fn keep(memory: &Memory, page: PageId, word: Word) {
+pub(in crate::paging) fn keep(memory: &RegionMemory, page: PageId, word: Word) {
     memory.publish_resident(page, word, word.kept(), None);
 }
 
 /// Takes the pages that the program has mapped something over off a list of clean ones; returns
 /// how many pages, in how many pieces, are left.
 pub(in crate::paging) fn leave_others(
-    memory: &Memory,
+    memory: &RegionMemory,
     slots: &SlotStore,
     clean: &mut [(PageId, Word)],
     pieces: &mut [Piece],
@@ -113,7 +113,7 @@ pub(in crate::paging) fn leave_others(
 
 /// Drops pages that have been write-protected since their slots were read.
 pub(in crate::paging) fn drop_clean(
-    memory: &Memory,
+    memory: &RegionMemory,
     counters: &Counters,
     clean: &[(PageId, Word)],
     pieces: &[Piece],
@@ -144,7 +144,7 @@ pub(in crate::paging) fn drop_clean(
 
 /// Frames to take neighbouring pages from `first` out to: a run for a whole chunk.
 pub(in crate::paging) fn frames_for_run(
-    memory: &Memory,
+    memory: &RegionMemory,
     first: PageId,
     count: usize,
 ) -> Option<(FrameId, usize)> {

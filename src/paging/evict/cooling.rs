@@ -1,36 +1,36 @@
 //! Decisions about frames that have cooled, and about those whose page another hand took.
 
 use crate::paging::evict::Evictor;
-use crate::paging::evict::leaving::{Leaving, Linger};
+use crate::paging::evict::outgoing::Outgoing;
 use crate::paging::fault::starved::take_first;
-use crate::paging::page::protocol::{self, Content};
+use crate::paging::page::protocol::{self, Borrowed, Content};
 use crate::paging::page::word::{FrameId, Word};
 use crate::sys::vm::HUGE_PAGE;
 
 impl Evictor {
     /// Decides about frames that have cooled, leaving the youngest `keep`; writes the dirty ones.
-    pub(super) fn settle_cooling(&mut self, keep: usize) -> bool {
-        let count = self.leaving.cooling.len().saturating_sub(keep).min(self.writes.room());
+    pub(super) fn finish_cooling(&mut self, keep: usize) -> bool {
+        let count = self.outgoing.cooling.len().saturating_sub(keep).min(self.writes.room());
         for _ in 0..count {
-            let frame = take_first(&mut self.leaving.cooling).expect("counted above");
-            self.settle_frame(frame);
+            let frame = take_first(&mut self.outgoing.cooling).expect("counted above");
+            self.finish_frame(frame);
         }
-        self.leaving.due = self.leaving.due.saturating_sub(count);
-        self.let_go();
-        self.writes.write_dirty(&mut self.leaving);
+        self.outgoing.due = self.outgoing.due.saturating_sub(count);
+        self.release();
+        self.writes.write_dirty(&mut self.outgoing);
         count > 0
     }
 
     /// Tells the policy which pages left, and gives their frames to the threads that need them: all at
     /// once, which costs one release of memory.
-    pub(super) fn let_go(&mut self) {
-        if !self.leaving.left.is_empty() {
+    pub(super) fn release(&mut self) {
+        if !self.outgoing.left.is_empty() {
             let mut policy = self.pager.policy().lock();
-            self.leaving.left.drain(..).for_each(|page| policy.evicted(page));
+            self.outgoing.left.drain(..).for_each(|page| policy.evicted(page));
         }
-        let freed = self.leaving.freed.len();
+        let freed = self.outgoing.freed.len();
         self.renew_huge();
-        self.pager.pool().give_back(&mut self.leaving.freed);
+        self.pager.pool().give_back(&mut self.outgoing.freed);
         self.made_room(freed);
         if freed > 0 {
             self.requests.note_freed();
@@ -49,24 +49,24 @@ impl Evictor {
         // What was read by runs leaves by runs, and more is being read.
         let is_used =
             is_huge || self.arrivals.fresh_prevail() || self.pager.chunks().has_had_whole();
-        if !self.pager.pool().moves().evict || self.leaving.freed.len() < per_run || !is_wanted {
+        if !self.pager.pool().moves().evict || self.outgoing.freed.len() < per_run || !is_wanted {
             return;
         }
-        self.leaving.freed.sort_unstable();
+        self.outgoing.freed.sort_unstable();
         let mut at = 0;
-        while at + per_run <= self.leaving.freed.len() {
-            let first = self.leaving.freed[at];
+        while at + per_run <= self.outgoing.freed.len() {
+            let first = self.outgoing.freed[at];
             let begins =
                 frames.run_of(first).is_some() && (first.0 as usize).is_multiple_of(per_run);
             let is_run = begins
-                && self.leaving.freed[at + per_run - 1].0 as usize
+                && self.outgoing.freed[at + per_run - 1].0 as usize
                     == first.0 as usize + per_run - 1;
             let is_filled = is_run && frames.spare_runs().is_filled(first);
             if is_filled {
                 frames.spare_runs().put(first);
             }
             if is_filled || is_used && (is_huge || is_run) && self.pager.pool().renew(first) {
-                self.leaving.freed.drain(at..at + per_run);
+                self.outgoing.freed.drain(at..at + per_run);
             } else {
                 at += 1;
             }
@@ -76,11 +76,11 @@ impl Evictor {
     /// Takes those frames out of the standby line that another hand has taken the page from, now and then: they
     /// count as waiting pages as long as they are in it.
     pub(super) fn tidy_line(&mut self) {
-        if self.leaving.joined <= self.leaving.cooling.len() / 4 {
+        if self.outgoing.joined <= self.outgoing.cooling.len() / 4 {
             return;
         }
-        self.leaving.joined = 0;
-        let Leaving { cooling, lingering, due, .. } = &mut self.leaving;
+        self.outgoing.joined = 0;
+        let Outgoing { cooling, borrowed, due, .. } = &mut self.outgoing;
         let mut at = 0;
         let pager = &self.pager;
         cooling.retain(|&frame| {
@@ -88,19 +88,19 @@ impl Evictor {
             let waits = at < *due || pager.word(page).load() == Word::cooling(frame);
             at += 1;
             if !waits {
-                lingering.push_back(Linger { page, frame, written: None });
+                borrowed.push_back((frame, None));
             }
             waits
         });
     }
 
     /// Finds out what a cooled page needs.
-    fn settle_frame(&mut self, frame: FrameId) {
+    fn finish_frame(&mut self, frame: FrameId) {
         let pager = &self.pager;
         let page = pager.frames().page(frame);
         let slot = pager.frames().slot(frame);
         if pager.word(page).load() != Word::cooling(frame) {
-            self.leaving.lingering.push_back(Linger { page, frame, written: None });
+            self.outgoing.borrowed.push_back((frame, None));
             return;
         }
         let hash = pager.slots().hash_frame(pager.frames(), frame);
@@ -111,7 +111,7 @@ impl Evictor {
             None => Content::Dirty,
         };
         if !protocol::cooled(pager.word(page), frame, content) {
-            self.leaving.lingering.push_back(Linger { page, frame, written: None });
+            self.outgoing.borrowed.push_back((frame, None));
             return;
         }
         if pager.frames().meta_of(frame).prefetched() {
@@ -130,7 +130,7 @@ impl Evictor {
         match content {
             // The slot is chosen together with its neighbours', in `write_dirty`.
             Content::Dirty => {
-                self.leaving.hashes[frame.0 as usize] = hash;
+                self.outgoing.hashes[frame.0 as usize] = hash;
                 self.writes.dirty.push(frame);
                 return;
             }
@@ -140,32 +140,32 @@ impl Evictor {
                 pager.counters().evicted_zero.bump();
             }
         }
-        pager.counters().evict_times.add(self.leaving.chosen[frame.0 as usize].elapsed());
-        self.leaving.left.push(page);
-        self.leaving.freed.push(frame);
+        pager.counters().evict_times.add(self.outgoing.chosen[frame.0 as usize].elapsed());
+        self.outgoing.left.push(page);
+        self.outgoing.freed.push(frame);
     }
 
     /// Frees the frames whose takers have finished.
-    pub(super) fn settle_lingering(&mut self) {
-        for _ in 0..self.leaving.lingering.len() {
-            let linger = take_first(&mut self.leaving.lingering).expect("counted above");
-            let Linger { page, frame, .. } = linger;
+    pub(super) fn finish_borrowed(&mut self) {
+        for _ in 0..self.outgoing.borrowed.len() {
+            let borrowed = take_first(&mut self.outgoing.borrowed).expect("counted above");
+            let (frame, written) = borrowed;
             let note = self.pager.frames().meta_of(frame);
-            match protocol::linger(self.pager.word(page), frame, note) {
-                protocol::Linger::Wait => {
-                    self.leaving.lingering.push_back(linger);
+            match protocol::look_at_borrowed(self.pager.word(note.page()), frame, note) {
+                Borrowed::Wait => {
+                    self.outgoing.borrowed.push_back(borrowed);
                     continue;
                 }
-                protocol::Linger::Cooling => {
-                    self.leaving.cooling.push_back(frame);
+                Borrowed::Cooling => {
+                    self.outgoing.cooling.push_back(frame);
                     continue;
                 }
-                protocol::Linger::Over(false) => drop(self.pager.frames().release(frame)),
-                protocol::Linger::Over(true) => self.leaving.freed.push(frame),
+                Borrowed::Over(false) => drop(self.pager.frames().release(frame)),
+                Borrowed::Over(true) => self.outgoing.freed.push(frame),
             }
-            self.pager.put_slot(linger.written);
+            self.pager.put_slot(written);
             self.made_room(1);
         }
-        self.let_go();
+        self.release();
     }
 }

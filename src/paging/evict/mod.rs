@@ -15,11 +15,11 @@
 //! |---|---|
 //! | this one | decides when and how much; collects what the device has finished |
 //! | `state` | the evictor's parts |
-//! | `leaving` | what is on its way out |
+//! | `outgoing` | what is on its way out |
 //! | `arrivals` | what has come in lately |
 //! | `returns` | what has come back soon: fresh data, or data that was read |
 //! | `victims` | takes victims out of the region |
-//! | `cooling` | decides about frames that have cooled, frees those that lingered |
+//! | `cooling` | decides about frames that have cooled, frees those that others have borrowed |
 //! | `write_back` | slots, writes, what becomes of writes that fail, and whether the device can be written again |
 //! | `on_request` | ranges that somebody wants out; device space of freed slots |
 //! | `device_space` | what the evictor knows of that space, and one discard |
@@ -37,8 +37,8 @@ pub(in crate::paging) mod arrivals;
 pub(in crate::paging) mod content;
 pub(in crate::paging) mod cooling;
 mod device_space;
-mod leaving;
 pub(in crate::paging) mod on_request;
+mod outgoing;
 #[cfg(not(loom))]
 pub mod policy;
 pub(in crate::paging) mod requests;
@@ -80,7 +80,7 @@ impl Evictor {
         }
         let asked = self.serve_requests();
         let worked = self.make_room();
-        self.settle_lingering();
+        self.finish_borrowed();
         self.recover();
         let discarded = !worked && self.discard_slots();
         if !asked && !worked && !discarded {
@@ -112,12 +112,12 @@ impl Evictor {
     /// How long to wait for news.
     fn patience(&self) -> Duration {
         // A handler that copies a page out of its frame needs microseconds, and rings nobody when it has.
-        const LINGER: Duration = Duration::from_micros(100);
+        const BORROWED: Duration = Duration::from_micros(100);
         // No bell tells that a child has ended, that standard error has room, or that the device is quiet.
         const IDLE: Duration = Duration::from_millis(100);
         const WRITING: Duration = Duration::from_millis(20); // Deadlines are looked at.
-        if !self.leaving.lingering.is_empty() {
-            return LINGER;
+        if !self.outgoing.borrowed.is_empty() {
+            return BORROWED;
         }
         match self.writes.pause_left() {
             Some(left) if self.wanted() > 0 => left.min(IDLE),
@@ -129,11 +129,11 @@ impl Evictor {
     }
 
     pub(in crate::paging) fn collect(&mut self, timeout: Duration) {
-        if let Err(error) = self.writes.collect(timeout, &mut self.leaving) {
+        if let Err(error) = self.writes.collect(timeout, &mut self.outgoing) {
             diagnostics::fatal("the evictor lost its device queue", &error);
         }
-        if !self.leaving.freed.is_empty() {
-            self.let_go();
+        if !self.outgoing.freed.is_empty() {
+            self.release();
         }
         self.writes.check_deadlines();
     }
@@ -161,41 +161,41 @@ impl Evictor {
         }
         let wanted = ((missing + owed) as usize).div_ceil(pager.page_bytes());
         // What a device that does not answer holds on to makes no room.
-        let leaving = if self.writes.is_stuck() { 0 } else { self.under_way() };
+        let outgoing = if self.writes.is_stuck() { 0 } else { self.under_way() };
         // At least one for threads that wait although so much is free: what they need may be larger, as the
         // tables of a chunk or a run of frames, or not a spare frame, which counts as available.
-        wanted.saturating_sub(leaving.min(wanted)).max(usize::from(starving && leaving == 0))
+        wanted.saturating_sub(outgoing.min(wanted)).max(usize::from(starving && outgoing == 0))
     }
 
     /// Pages on their way out.
-    pub(in crate::paging) fn leaving(&self) -> usize {
-        self.leaving.cooling.len() + self.writes.pages() + self.leaving.lingering.len()
+    pub(in crate::paging) fn outgoing_pages(&self) -> usize {
+        self.outgoing.cooling.len() + self.writes.pages() + self.outgoing.borrowed.len()
     }
 
     /// Of these, those that do not wait.
     fn under_way(&self) -> usize {
-        self.due() + self.writes.pages() + self.leaving.lingering.len()
+        self.due() + self.writes.pages() + self.outgoing.borrowed.len()
     }
 
     /// Pages in the standby line that do not wait, or that it has too many of.
     fn due(&self) -> usize {
-        let beyond = self.leaving.cooling.len().saturating_sub(self.leaving.line);
-        self.leaving.due.max(beyond)
+        let beyond = self.outgoing.cooling.len().saturating_sub(self.outgoing.line);
+        self.outgoing.due.max(beyond)
     }
 
     /// Decides about the oldest pages of the standby line where room for `wanted` pages is missing: about those
     /// that it has too many of, or about as many as threads wait for.
-    fn settle_line(&mut self, wanted: usize) -> bool {
-        let mut keep = self.leaving.cooling.len() - self.leaving.due;
+    fn finish_line(&mut self, wanted: usize) -> bool {
+        let mut keep = self.outgoing.cooling.len() - self.outgoing.due;
         if wanted > 0 {
             // Only now: while there is room nothing leaves because other memory arrives.
-            self.leaving.line = self.line_length();
+            self.outgoing.line = self.line_length();
             self.tidy_line();
             if self.pager.pool().waiters().is_starving() {
                 keep = keep.saturating_sub(wanted);
             }
         }
-        self.settle_cooling(keep.min(self.leaving.line))
+        self.finish_cooling(keep.min(self.outgoing.line))
     }
 
     /// How many pages that may have been written wait in frames before they leave: a touch brings them back
@@ -261,8 +261,8 @@ impl Evictor {
                 }
             };
         }
-        let settled = self.settle_line(wanted);
-        freed || settled
+        let finished = self.finish_line(wanted);
+        freed || finished
     }
 
     /// Notes that room was made, and feeds those who wait for it.

@@ -43,11 +43,11 @@ impl Evictor {
                 true => self.pager.pages_per_chunk(),
                 false => self.take_batch_of(PageId(next), end),
             };
-            self.settle_cooling(0);
+            self.finish_cooling(0);
             self.collect(Duration::ZERO);
         }
         if let Some(id) = request.id {
-            self.settle_until(0);
+            self.finish_until(0);
             self.requests.answer(id);
         }
         true
@@ -62,7 +62,7 @@ impl Evictor {
             took = true;
         }
         if took {
-            self.settle_cooling(0);
+            self.finish_cooling(0);
         }
         took
     }
@@ -77,7 +77,10 @@ impl Evictor {
             return false;
         }
         let mut run = self.take_run();
-        while run.is_none() && self.leaving() > 0 && self.settle_until(self.leaving() - 1) {
+        while run.is_none()
+            && self.outgoing_pages() > 0
+            && self.finish_until(self.outgoing_pages() - 1)
+        {
             run = self.take_run();
         }
         run.is_some_and(|run| {
@@ -107,7 +110,7 @@ impl Evictor {
         batch.iter_mut().zip(first.0..).for_each(|(page, id)| *page = PageId(id));
         let mut seen = [self.pager.chunks().look(self.pager.chunk_of(first)); BATCH_MAX];
         for _ in 0..TRIES {
-            self.settle_until(half);
+            self.finish_until(half);
             for (page, seen) in batch.iter().zip(&mut seen) {
                 // Where the process has too many mappings to close a chunk, its pages stay.
                 let _ = kernel_filled::close_around(&self.pager, *page);
@@ -126,22 +129,22 @@ impl Evictor {
     /// Whether anything is on its way out that the device has not failed to answer.
     fn has_hope(&self) -> bool {
         let waiting =
-            self.leaving.cooling.len() + self.writes.dirty.len() + self.leaving.lingering.len();
+            self.outgoing.cooling.len() + self.writes.dirty.len() + self.outgoing.borrowed.len();
         self.writes.is_writing() || waiting > 0
     }
 
     /// Waits, for a bounded time, until at most `most` pages are on their way out; returns whether it has
     /// come to that.
-    fn settle_until(&mut self, most: usize) -> bool {
+    fn finish_until(&mut self, most: usize) -> bool {
         let mut deadline = Deadline::new(self.pager.health().deadline());
-        while self.has_hope() && self.leaving() > most {
-            self.settle_cooling(0);
-            self.settle_lingering();
+        while self.has_hope() && self.outgoing_pages() > most {
+            self.finish_cooling(0);
+            self.finish_borrowed();
             self.collect(Duration::from_millis(1));
             if self.pager.health().is_stopping() || deadline.is_over() {
                 return false;
             }
         }
-        self.leaving() <= most
+        self.outgoing_pages() <= most
     }
 }

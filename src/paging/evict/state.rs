@@ -5,7 +5,7 @@ use crate::base::units::{PageCount, PageId};
 use crate::paging::diagnostics;
 use crate::paging::evict::arrivals::Arrivals;
 use crate::paging::evict::device_space::DeviceSpace;
-use crate::paging::evict::leaving::Leaving;
+use crate::paging::evict::outgoing::Outgoing;
 use crate::paging::evict::requests::Requests;
 use crate::paging::evict::write_back::WriteBack;
 use crate::paging::fault::sched::Detour;
@@ -24,7 +24,7 @@ pub(in crate::paging) struct Evictor {
     /// Of the pages that were last to be taken out, those that the kernel did not give.
     pub(super) kept: usize,
     pub(super) stays: Stays,
-    pub(super) leaving: Leaving,
+    pub(super) outgoing: Outgoing,
     pub(super) writes: WriteBack,
     pub(super) arrivals: Arrivals,
     pub(super) space: DeviceSpace,
@@ -35,7 +35,7 @@ impl Evictor {
     /// Bytes of an evictor and its thread, for a region of this number of frames.
     pub(in crate::paging) fn bytes(frames: usize) -> usize {
         size_of::<Evictor>()
-            + frames * Leaving::FRAME_BYTES
+            + frames * Outgoing::FRAME_BYTES
             + WriteBack::bytes(frames)
             + BATCH_MAX * size_of::<PageId>()
             + THREAD_BYTES
@@ -50,7 +50,7 @@ impl Evictor {
             fruitless: 0,
             kept: 0,
             stays: Stays::default(),
-            leaving: Leaving::new(pager.frames().count()),
+            outgoing: Outgoing::new(pager.frames().count()),
             writes: WriteBack::new(Arc::clone(&pager))?,
             detour: Detour::default(),
             arrivals: Arrivals::default(),

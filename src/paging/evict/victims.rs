@@ -185,10 +185,10 @@ impl Evictor {
         let note = self.pager.frames().meta_of(frame);
         note.set_prefetched(word.prefetched());
         note.set_guessed(word.guessed());
-        self.leaving.chosen[frame.0 as usize] = chosen;
+        self.outgoing.chosen[frame.0 as usize] = chosen;
         self.pager.publish(page, word, Word::cooling(frame));
-        self.leaving.cooling.push_back(frame);
-        self.leaving.joined += 1;
+        self.outgoing.cooling.push_back(frame);
+        self.outgoing.joined += 1;
     }
 
     /// Whether the next to go is a page that the policy knows, although there are open chunks. Data read back
@@ -270,9 +270,9 @@ impl Evictor {
     pub(super) fn cool_run(&mut self, first: FrameId, chosen: Instant) {
         let count = self.pager.frames().run_frames() as u32;
         for frame in (first.0..first.0 + count).rev().map(FrameId) {
-            self.leaving.chosen[frame.0 as usize] = chosen;
-            self.leaving.cooling.push_front(frame);
+            self.outgoing.chosen[frame.0 as usize] = chosen;
+            self.outgoing.cooling.push_front(frame);
         }
-        self.leaving.due += count as usize;
+        self.outgoing.due += count as usize;
     }
 }

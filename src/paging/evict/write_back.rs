@@ -3,7 +3,7 @@
 use crate::base::error::Result;
 use crate::base::units::{ByteCount, SlotCount, SlotId};
 use crate::paging::diagnostics;
-use crate::paging::evict::leaving::{Leaving, Linger};
+use crate::paging::evict::outgoing::Outgoing;
 use crate::paging::page::frame_meta::FrameOutcome;
 use crate::paging::page::protocol::{self, Written};
 use crate::paging::page::word::{FrameId, Word};
@@ -56,12 +56,12 @@ impl WriteBack {
     ///
     /// # Errors
     /// When its queue is lost.
-    pub(super) fn collect(&mut self, timeout: Duration, leaving: &mut Leaving) -> Result<()> {
+    pub(super) fn collect(&mut self, timeout: Duration, outgoing: &mut Outgoing) -> Result<()> {
         self.transfers.wait(timeout)?;
         while let Some((write, result)) = self.transfers.next_finished() {
             match write.aim() {
                 Aim::Probe => self.finish_probe(&write, result),
-                _ => self.finish(&write, result, leaving),
+                _ => self.finish(&write, result, outgoing),
             }
         }
         Ok(())
@@ -124,7 +124,7 @@ impl WriteBack {
 
     /// Gives all dirty pages slots, runs of them, and starts their writes, as far as there are
     /// free requests.
-    pub(super) fn write_dirty(&mut self, leaving: &mut Leaving) {
+    pub(super) fn write_dirty(&mut self, outgoing: &mut Outgoing) {
         if self.dirty.is_empty() {
             return;
         }
@@ -137,7 +137,7 @@ impl WriteBack {
                 if full && self.slot_to_overwrite(dirty[at]).is_some() {
                     at += 1;
                 } else {
-                    self.put_back(dirty.swap_remove(at), leaving);
+                    self.put_back(dirty.swap_remove(at), outgoing);
                 }
             }
         }
@@ -145,7 +145,7 @@ impl WriteBack {
         dirty.sort_unstable_by_key(|frame| self.pager.frames().page(*frame));
         let mut done = 0;
         while done < dirty.len() && self.has_room() {
-            let Some(count) = self.write_some(&dirty[done..], leaving) else { break };
+            let Some(count) = self.write_some(&dirty[done..], outgoing) else { break };
             done += count;
         }
         dirty.drain(..done);
@@ -165,7 +165,7 @@ impl WriteBack {
 
     /// Starts one write, or returns a page that there is no space for; returns for how many of the
     /// first pages. `None`: they wait for writes under way.
-    fn write_some(&mut self, dirty: &[FrameId], leaving: &mut Leaving) -> Option<usize> {
+    fn write_some(&mut self, dirty: &[FrameId], outgoing: &mut Outgoing) -> Option<usize> {
         let frame = dirty[0];
         if self.is_full()
             && let Some(slot) = self.slot_to_overwrite(frame)
@@ -187,7 +187,7 @@ impl WriteBack {
             if self.slot_to_overwrite(frame).is_some() {
                 return Some(0); // Over its old slot, now that the device counts as full.
             }
-            self.put_back(frame, leaving);
+            self.put_back(frame, outgoing);
             return Some(1);
         };
         self.start(Aim::WriteBack, first, &dirty[..got.as_usize()]);
@@ -200,14 +200,14 @@ impl WriteBack {
         self.transfers.start(aim, first, frames);
     }
 
-    fn finish(&mut self, write: &Transfer, result: Result<()>, leaving: &mut Leaving) {
+    fn finish(&mut self, write: &Transfer, result: Result<()>, outgoing: &mut Outgoing) {
         self.pager.counters().write_times.add(write.took());
         match result {
             Ok(()) => {
                 if write.aim() == Aim::WriteBack {
                     self.note_works();
                 }
-                write.pages().for_each(|(slot, frame)| self.written(slot, frame, leaving));
+                write.pages().for_each(|(slot, frame)| self.written(slot, frame, outgoing));
             }
             Err(error) => {
                 diagnostics::write_failed(&error, self.pager.slots().store().room());
@@ -218,7 +218,7 @@ impl WriteBack {
                         // Half written: not the page's any more.
                         self.pager.frames().forget_slot(frame);
                     }
-                    self.put_back(frame, leaving);
+                    self.put_back(frame, outgoing);
                 }
             }
         }
@@ -226,36 +226,34 @@ impl WriteBack {
     }
 
     /// A page's write is done.
-    fn written(&self, slot: SlotId, frame: FrameId, leaving: &mut Leaving) {
+    fn written(&self, slot: SlotId, frame: FrameId, outgoing: &mut Outgoing) {
         let pager = &self.pager;
         let (page, old) = (pager.frames().page(frame), pager.frames().slot(frame));
         // Invariant 2: published by the change of the word.
-        pager.slots().set_hash(slot, leaving.hashes[frame.0 as usize]);
+        pager.slots().set_hash(slot, outgoing.hashes[frame.0 as usize]);
         pager.counters().pages_out.bump();
         pager.slots().note_transfer();
         let outcome = protocol::written(pager.word(page), frame, slot);
         pager.put_slot(old);
         match outcome {
             Written::Won => {
-                pager.counters().evict_times.add(leaving.chosen[frame.0 as usize].elapsed());
-                leaving.left.push(page);
-                leaving.freed.push(frame);
+                pager.counters().evict_times.add(outgoing.chosen[frame.0 as usize].elapsed());
+                outgoing.left.push(page);
+                outgoing.freed.push(frame);
             }
             // A handler copied the page out, or it was discarded: neither slot is its any more.
-            Written::Taken => {
-                leaving.lingering.push_back(Linger { page, frame, written: Some(slot) });
-            }
+            Written::Taken => outgoing.borrowed.push_back((frame, Some(slot))),
         }
     }
 
     /// Returns a page that cannot be written to the region.
-    fn put_back(&self, frame: FrameId, leaving: &mut Leaving) {
+    fn put_back(&self, frame: FrameId, outgoing: &mut Outgoing) {
         let pager = &self.pager;
         let (page, slot) = (pager.frames().page(frame), pager.frames().slot(frame));
         if protocol::unwritten(pager.word(page), frame, slot) == Written::Taken {
             // A handler copied the page out, or it was discarded: the old slot is this thread's.
             pager.put_slot(slot);
-            leaving.lingering.push_back(Linger { page, frame, written: None });
+            outgoing.borrowed.push_back((frame, None));
             return;
         }
         // Where pages are copied the frame's charge moves to the page; the frame's memory goes right after.

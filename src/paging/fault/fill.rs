@@ -28,14 +28,14 @@ use crate::paging::page::word::{FrameId, Word};
 use crate::paging::pager::Pager;
 use crate::paging::pager::health::Health;
 use crate::paging::pager::lost;
-use crate::paging::pager::memory::Memory;
+use crate::paging::pager::memory::RegionMemory;
 use crate::sys::uffd::{Protect, Wake};
 use std::time::Duration;
 
 /// `Stored` -> `Filling`: reserves a frame to read a page into. Else returns why the fault waits; `None`: the word
 /// changed, look again.
 pub(super) fn begin_fill(
-    memory: &Memory,
+    memory: &RegionMemory,
     page: PageId,
     stored: Word,
     purpose: Purpose,
@@ -51,7 +51,7 @@ pub(super) fn begin_fill(
 /// `Stored` -> `Filling`, into a frame that was reserved before. `false`: the word changed; the
 /// frame is given back.
 pub(super) fn begin_fill_into(
-    memory: &Memory,
+    memory: &RegionMemory,
     frame: FrameId,
     page: PageId,
     stored: Word,
@@ -109,7 +109,7 @@ pub(in crate::paging) fn retry_after(
 }
 
 /// Whether the page that is being read into a frame was discarded meanwhile.
-pub(in crate::paging) fn is_discarded(memory: &Memory, frame: FrameId) -> bool {
+pub(in crate::paging) fn is_discarded(memory: &RegionMemory, frame: FrameId) -> bool {
     memory.table().word(memory.frames().page(frame)).load().dead()
 }
 

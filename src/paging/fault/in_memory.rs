@@ -20,7 +20,7 @@ use crate::paging::page::protocol;
 use crate::paging::page::word::{State, Word};
 use crate::paging::pager::Pager;
 use crate::paging::pager::lost;
-use crate::paging::pager::memory::Memory;
+use crate::paging::pager::memory::RegionMemory;
 use crate::paging::tables::charge;
 use crate::sys;
 use crate::sys::uffd::{Fault, Outcome, Protect};
@@ -176,7 +176,12 @@ pub(in crate::paging) fn take_back(
 }
 
 /// `Writing`: the device may still read the frame, so the page gets a copy of it.
-fn copy_out(memory: &Memory, counters: &Counters, page: PageId, word: Word) -> Option<FaultStatus> {
+fn copy_out(
+    memory: &RegionMemory,
+    counters: &Counters,
+    page: PageId,
+    word: Word,
+) -> Option<FaultStatus> {
     let frame = word.frame().expect("a page being written has a frame");
     if !memory.pool().charge_page() {
         return Some(FaultStatus::NoRoom);
@@ -197,7 +202,13 @@ fn copy_out(memory: &Memory, counters: &Counters, page: PageId, word: Word) -> O
 
 /// Fills one kernel page of a resident page, where it has a hole, with zeros. The page may be
 /// written there without a fault from then on. `false`: look at the page again.
-fn fill_hole(memory: &Memory, counters: &Counters, page: PageId, word: Word, addr: usize) -> bool {
+fn fill_hole(
+    memory: &RegionMemory,
+    counters: &Counters,
+    page: PageId,
+    word: Word,
+    addr: usize,
+) -> bool {
     // The word cannot leave `Resident` unnoticed while this thread has made it `Moving`.
     let moving = word.leaving();
     if memory.table().word(page).try_change(word, moving).is_err() {

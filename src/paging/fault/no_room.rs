@@ -13,7 +13,7 @@ use crate::paging::pager::frame_pool::FramePool;
 use crate::paging::pager::health::Health;
 use crate::paging::pager::health::NO_SLOT;
 use crate::paging::pager::lost;
-use crate::paging::pager::memory::Memory;
+use crate::paging::pager::memory::RegionMemory;
 use crate::paging::tables::charge;
 use crate::sys::uffd::Fault;
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ pub(in crate::paging) fn is_stuck(health: &Health) -> bool {
 }
 
 /// The class in which a fault on a page waits for room; `None`: it needs none.
-pub(in crate::paging) fn room_class(memory: &Memory, page: PageId) -> Option<RoomClass> {
+pub(in crate::paging) fn room_class(memory: &RegionMemory, page: PageId) -> Option<RoomClass> {
     match memory.table().word(page).load().state() {
         State::Empty if memory.chunks().is_open(memory.table().chunk_of(page)) => None,
         State::Empty => Some(RoomClass::Fresh),

@@ -33,7 +33,7 @@ use crate::paging::page::backoff;
 use crate::paging::page::protocol;
 use crate::paging::page::word::{FrameId, State, Word};
 use crate::paging::pager::Pager;
-use crate::paging::pager::memory::Memory;
+use crate::paging::pager::memory::RegionMemory;
 use crate::paging::pager::slot_store::SlotStore;
 use crate::paging::readahead::{FaultOn, PrefetchRun};
 use crate::paging::transfer::check_read;
@@ -216,7 +216,7 @@ fn read_in_thread(
 }
 
 /// A read that was revoked has returned: frame and slot are this thread's again, to be given back.
-fn clear_up(memory: &Memory, slots: &SlotStore, page: PageId, frame: FrameId) {
+fn clear_up(memory: &RegionMemory, slots: &SlotStore, page: PageId, frame: FrameId) {
     let mut spins = 0;
     // Not before the watchdog has changed the word that names the frame.
     while memory.table().word(page).load().is_filling(frame) {

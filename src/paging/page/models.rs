@@ -16,7 +16,7 @@ mod cases;
 use crate::base::sync::{AtomicUsize, Ordering};
 use crate::base::units::{PageId, SlotId};
 use crate::paging::page::frame_meta::{FrameMeta, FrameOutcome};
-use crate::paging::page::protocol::{self, Content, Discard, Filled, Linger, Written};
+use crate::paging::page::protocol::{self, Borrowed, Content, Discard, Filled, Written};
 use crate::paging::page::word::{FrameId, PageWord, State, Word};
 use loom::thread;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -69,7 +69,7 @@ struct Model {
 #[derive(Default)]
 struct Evictor {
     cooling: Vec<FrameId>,
-    lingering: Vec<(FrameId, Option<SlotId>)>,
+    borrowed: Vec<(FrameId, Option<SlotId>)>,
     fail_writes: bool,
     /// Pages are taken back out of a write that does not end.
     rescue: Option<Rescue>,
@@ -402,17 +402,17 @@ impl Model {
         evictor.cooling.push(frame);
     }
 
-    /// `settle_cooling` and everything after it, until nothing is on its way out.
+    /// `finish_cooling` and everything after it, until nothing is on its way out.
     fn settle(&self, evictor: &mut Evictor) {
-        while !evictor.cooling.is_empty() || !evictor.lingering.is_empty() {
+        while !evictor.cooling.is_empty() || !evictor.borrowed.is_empty() {
             for frame in std::mem::take(&mut evictor.cooling) {
-                self.settle_frame(evictor, frame);
+                self.finish_frame(evictor, frame);
             }
-            self.settle_lingering(evictor);
+            self.finish_borrowed(evictor);
         }
     }
 
-    fn settle_frame(&self, evictor: &mut Evictor, frame: FrameId) {
+    fn finish_frame(&self, evictor: &mut Evictor, frame: FrameId) {
         assert_eq!(self.note(frame).page(), PAGE);
         let slot = self.note(frame).slot();
         let content = {
@@ -428,7 +428,7 @@ impl Model {
             }
         };
         if !protocol::cooled(&self.word, frame, content) {
-            return evictor.lingering.push((frame, None));
+            return evictor.borrowed.push((frame, None));
         }
         match content {
             Content::Dirty => return self.write(evictor, frame),
@@ -456,7 +456,7 @@ impl Model {
         self.free_slot(old);
         match outcome {
             Written::Won => {}
-            Written::Taken => return evictor.lingering.push((frame, Some(new))),
+            Written::Taken => return evictor.borrowed.push((frame, Some(new))),
         }
         self.empty_frame(frame);
     }
@@ -488,25 +488,25 @@ impl Model {
             }
             Written::Taken => {
                 self.free_slot(old);
-                evictor.lingering.push((frame, None));
+                evictor.borrowed.push((frame, None));
             }
         }
     }
 
-    fn settle_lingering(&self, evictor: &mut Evictor) {
-        for (frame, written) in std::mem::take(&mut evictor.lingering) {
-            match protocol::linger(&self.word, frame, self.note(frame)) {
-                Linger::Wait => {
-                    evictor.lingering.push((frame, written));
+    fn finish_borrowed(&self, evictor: &mut Evictor) {
+        for (frame, written) in std::mem::take(&mut evictor.borrowed) {
+            match protocol::look_at_borrowed(&self.word, frame, self.note(frame)) {
+                Borrowed::Wait => {
+                    evictor.borrowed.push((frame, written));
                     thread::yield_now();
                     continue;
                 }
-                Linger::Cooling => {
+                Borrowed::Cooling => {
                     evictor.cooling.push(frame);
                     continue;
                 }
-                Linger::Over(false) => self.free_frame(frame),
-                Linger::Over(true) => self.empty_frame(frame),
+                Borrowed::Over(false) => self.free_frame(frame),
+                Borrowed::Over(true) => self.empty_frame(frame),
             }
             self.free_slot(written);
         }

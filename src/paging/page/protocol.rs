@@ -147,7 +147,7 @@ pub(crate) enum Content {
 }
 
 /// The evictor is done with cooling `frame`. `false`: another hand took the page; the frame
-/// lingers until its outcome is decided.
+/// is borrowed until its outcome is decided.
 pub(crate) fn cooled(word: &PageWord, frame: FrameId, content: Content) -> bool {
     let to = match content {
         Content::Clean(slot) => Word::stored(slot),
@@ -163,7 +163,7 @@ pub(crate) enum Written {
     /// Nothing: it is what the caller wanted.
     Won,
     /// A handler copied the content out, or it was discarded: free the old slot; frame and new
-    /// slot linger.
+    /// slot are borrowed.
     Taken,
 }
 
@@ -198,9 +198,9 @@ fn end_write(word: &PageWord, frame: FrameId, to: Word) -> Written {
     }
 }
 
-/// Next step for a frame that lingers.
+/// Next step for a frame that another hand has borrowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Linger {
+pub(crate) enum Borrowed {
     /// The taker is still at work.
     Wait,
     /// The taker could not map the page and left it cooling: it is the evictor's again.
@@ -210,12 +210,12 @@ pub(crate) enum Linger {
 }
 
 /// Looks at a frame that another hand took the page from.
-pub(crate) fn linger(word: &PageWord, frame: FrameId, note: &FrameMeta) -> Linger {
+pub(crate) fn look_at_borrowed(word: &PageWord, frame: FrameId, note: &FrameMeta) -> Borrowed {
     match note.outcome() {
-        FrameOutcome::MovedBack => Linger::Over(false),
-        FrameOutcome::Dropped => Linger::Over(true),
-        FrameOutcome::Open if word.load() == Word::cooling(frame) => Linger::Cooling,
-        FrameOutcome::Open => Linger::Wait,
+        FrameOutcome::MovedBack => Borrowed::Over(false),
+        FrameOutcome::Dropped => Borrowed::Over(true),
+        FrameOutcome::Open if word.load() == Word::cooling(frame) => Borrowed::Cooling,
+        FrameOutcome::Open => Borrowed::Wait,
     }
 }
 

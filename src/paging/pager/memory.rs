@@ -26,7 +26,7 @@ use crate::sys::vm::{HUGE_PAGE, Piece, copy_checked};
 
 /// Pages and frames, what maps them, and the policy, which knows what is mapped.
 #[derive(Debug)]
-pub(in crate::paging) struct Memory {
+pub(in crate::paging) struct RegionMemory {
     pub(super) table: PageTable,
     pub(super) chunks: Chunks,
     pub(super) mapper: Mapper,
@@ -34,7 +34,7 @@ pub(in crate::paging) struct Memory {
     pub(super) policy: FaultLock<Residents>,
 }
 
-impl Memory {
+impl RegionMemory {
     /// Addresses and words of the pages.
     pub(in crate::paging) fn table(&self) -> &PageTable {
         &self.table
@@ -152,7 +152,7 @@ impl Memory {
     /// Maps a frame's content as `page`, which is `Moving` by this thread; returns whether it is write-protected:
     /// where MOVE refuses, because the program has split the mapping or may not write there, it is, or it could not
     /// leave again. The frame is consumed, its memory or the charge of the fill now the page's. The waiting threads are
-    /// woken by that, if asked for, or by [`publish_mapped`](Memory::publish_mapped).
+    /// woken by that, if asked for, or by [`publish_mapped`](RegionMemory::publish_mapped).
     ///
     /// # Errors
     /// When the kernel is out of memory: the page is still missing, the frame still the caller's.

@@ -54,7 +54,7 @@ use crate::paging::page::word::{PageWord, Word};
 use crate::paging::pager::frame_pool::FramePool;
 use crate::paging::pager::health::Health;
 use crate::paging::pager::mapper::Mapper;
-use crate::paging::pager::memory::Memory;
+use crate::paging::pager::memory::RegionMemory;
 use crate::paging::pager::slot_store::SlotStore;
 use crate::paging::pager::table::PageTable;
 use crate::paging::readahead::Readahead;
@@ -67,7 +67,7 @@ use std::sync::Arc;
 /// State that the threads of one region share.
 #[derive(Debug)]
 pub(crate) struct Pager {
-    memory: Memory,
+    memory: RegionMemory,
     tables: Tables,
     slots: SlotStore,
     counters: Counters,
@@ -112,7 +112,7 @@ impl Pager {
             fork: ForkState::new(inherited, inherits.err()),
             tables: Tables::new(config.span.as_usize(), page_bytes)?,
             slots,
-            memory: Memory {
+            memory: RegionMemory {
                 table,
                 chunks: Chunks::new(config.span.as_usize(), moves.evict)?,
                 mapper,
@@ -129,7 +129,7 @@ impl Pager {
     // Parts.
 
     /// Pages and frames.
-    pub(in crate::paging) fn memory(&self) -> &Memory {
+    pub(in crate::paging) fn memory(&self) -> &RegionMemory {
         &self.memory
     }
 

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 /// Pages on their way out.
-pub(super) struct Leaving {
+pub(super) struct Outgoing {
     /// Frames whose pages cool, oldest first: the standby line.
     pub(super) cooling: VecDeque<FrameId>,
     /// How many of them wait, at most.
@@ -16,9 +16,10 @@ pub(super) struct Leaving {
     pub(super) due: usize,
     /// Pages that have joined the line since those were taken out of it that another hand has.
     pub(super) joined: usize,
-    /// Frames whose pages left by another hand that is not finished with them.
-    pub(super) lingering: VecDeque<Linger>,
-    /// Pages that have left, and frames that nobody uses any more: until the next `let_go`.
+    /// Frames whose pages left by another hand that is not finished with them, and the slots that those were being
+    /// written to.
+    pub(super) borrowed: VecDeque<(FrameId, Option<SlotId>)>,
+    /// Pages that have left, and frames that nobody uses any more: until the next `release`.
     pub(super) left: Vec<PageId>,
     pub(super) freed: Vec<FrameId>,
     /// Per frame: when its page was chosen.
@@ -27,36 +28,27 @@ pub(super) struct Leaving {
     pub(super) hashes: Vec<ContentHash>,
 }
 
-impl Leaving {
+impl Outgoing {
     /// Bytes for a frame.
     pub(super) const FRAME_BYTES: usize = size_of::<FrameId>() // cooling
-        + size_of::<Linger>()
+        + size_of::<(FrameId, Option<SlotId>)>() // borrowed
         + size_of::<PageId>() // left
         + size_of::<FrameId>() // freed
         + size_of::<Instant>() // chosen
         + size_of::<ContentHash>();
 
     /// Nothing, with room for what can be in `frames`.
-    pub(super) fn new(frames: usize) -> Leaving {
-        Leaving {
+    pub(super) fn new(frames: usize) -> Outgoing {
+        Outgoing {
             cooling: VecDeque::with_capacity(frames),
             line: 0,
             due: 0,
             joined: 0,
-            lingering: VecDeque::with_capacity(frames),
+            borrowed: VecDeque::with_capacity(frames),
             left: Vec::with_capacity(frames),
             freed: Vec::with_capacity(frames),
             chosen: vec![Instant::now(); frames],
             hashes: vec![[0; 2]; frames],
         }
     }
-}
-
-/// A frame that another thread took the page from.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Linger {
-    pub(super) page: PageId,
-    pub(super) frame: FrameId,
-    /// The slot the page was being written to.
-    pub(super) written: Option<SlotId>,
 }
