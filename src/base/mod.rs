@@ -4,7 +4,7 @@ pub(crate) mod counter;
 pub(crate) mod deadline;
 pub(crate) mod error;
 #[cfg(test)]
-pub(crate) mod expected_panic;
+pub(crate) mod testing;
 pub(crate) mod gate;
 pub(crate) mod local;
 #[cfg(not(loom))]

@@ -137,7 +137,7 @@ impl<T> Drop for RankedGuard<'_, T> {
 mod tests {
     use super::*;
     #[cfg(debug_assertions)]
-    use crate::base::expected_panic::ExpectedPanic;
+    use crate::base::testing::ExpectedPanic;
 
     #[test]
     fn locks_nest_in_rank_order() {

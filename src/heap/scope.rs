@@ -86,7 +86,7 @@ impl Drop for Scope {
 mod tests {
     use super::super::placement::{pin, pin_thread_local, placement};
     use super::*;
-    use crate::base::expected_panic::ExpectedPanic;
+    use crate::base::testing::ExpectedPanic;
 
     #[test]
     fn scopes_nest_and_restore_the_outer_placement() {

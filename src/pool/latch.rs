@@ -682,5 +682,5 @@ mod tests {
 
 // By its path: under loom this file is a module of the crate's root.
 #[cfg(all(test, loom))]
-#[path = "latch/loom_tests.rs"]
-mod loom_tests;
+#[path = "latch/models.rs"]
+mod models;

@@ -196,7 +196,7 @@ impl BitSet {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::expected_panic::ExpectedPanic;
+    use crate::base::testing::ExpectedPanic;
 
     /// Lengths around every place where a level begins or a word ends.
     const LENS: [u64; 12] = [1, 2, 63, 64, 65, 4095, 4096, 4097, 8191, 262_143, 262_144, 262_145];

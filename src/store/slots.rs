@@ -374,7 +374,7 @@ fn find_run(set: &mut BitSet, cursor: u64, want: u64) -> Option<(u64, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::expected_panic::ExpectedPanic;
+    use crate::base::testing::ExpectedPanic;
     use proptest::prelude::*;
     use proptest::test_runner::{Config, RngSeed, TestRunner};
     use std::collections::{BTreeMap, BTreeSet};

@@ -370,7 +370,7 @@ impl Pool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::expected_panic::ExpectedPanic;
+    use crate::base::testing::ExpectedPanic;
 
     fn layout(size: usize, align: usize) -> Layout {
         Layout::from_size_align(size, align).expect("a valid layout")

@@ -517,7 +517,7 @@ fn retry<T>(mut call: impl FnMut() -> nix::Result<T>) -> Result<T, Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::expected_panic::ExpectedPanic;
+    use crate::base::testing::ExpectedPanic;
 
     #[test]
     fn advancing_cuts_whole_and_partial_buffers() {

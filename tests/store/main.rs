@@ -7,11 +7,11 @@ mod claims;
 #[path = "../common/mod.rs"]
 mod common;
 mod devices;
-#[path = "../../src/base/expected_panic.rs"]
-mod expected_panic;
+#[path = "../../src/base/testing.rs"]
+mod testing;
 mod faulty;
 
-use expected_panic::ExpectedPanic;
+use testing::ExpectedPanic;
 use farheap::store::{
     BlockStore, Completion, IoEngine, MemStore, Op, Queue, Request, Segment, Store,
 };

@@ -30,7 +30,7 @@ fn without_tests(source: &Source) -> &str {
     source.code.split("\n#[cfg(test)]\nmod ").next().unwrap_or_default()
 }
 
-/// `src/pool/latch/loom_tests.rs` is of `pool`, `ffi/src/heap.rs` of `ffi`.
+/// `src/pool/latch/models.rs` is of `pool`, `ffi/src/heap.rs` of `ffi`.
 fn module(name: &str) -> String {
     let below = name.strip_prefix("src/").unwrap_or(name);
     below.split('/').next().unwrap_or_default().trim_end_matches(".rs").to_owned()

@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "allocates by hand")]
 
 use super::*;
-use crate::base::expected_panic::ExpectedPanic;
+use crate::base::testing::ExpectedPanic;
 use allocator_api2::boxed::Box as ArenaBox;
 use allocator_api2::vec::Vec as ArenaVec;
 use std::ptr::NonNull;

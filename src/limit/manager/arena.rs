@@ -283,7 +283,7 @@ impl fmt::Debug for Temporary {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::expected_panic::ExpectedPanic;
+    use crate::base::testing::ExpectedPanic;
 
     fn start(mib: u64) -> Arc<MemoryManager> {
         MemoryManager::start(ByteCount::mib(mib)).expect("starts")

@@ -321,7 +321,7 @@ fn legal(from: Word, to: Word) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::expected_panic::ExpectedPanic;
+    use crate::base::testing::ExpectedPanic;
 
     #[test]
     fn a_word_keeps_slot_and_flags_through_eviction_and_back() {
