@@ -15,12 +15,12 @@
 #![cfg_attr(loom, allow(dead_code, reason = "most users of these modules are left out"))]
 // README and pages of this crate link to what features build; CI documents all of them.
 #![cfg_attr(
-    not(all(feature = "heap", feature = "pool", feature = "sub", feature = "encrypt")),
+    not(all(feature = "heap", feature = "pool", feature = "encrypt")),
     allow(rustdoc::broken_intra_doc_links, reason = "some links lead to what is left out")
 )]
 // Some of what the lower layers can do has one user.
 #![cfg_attr(
-    not(all(feature = "heap", feature = "pool", feature = "sub")),
+    not(all(feature = "heap", feature = "pool")),
     allow(dead_code, reason = "a user of these modules is left out")
 )]
 
@@ -61,8 +61,6 @@ mod pool_latch;
 mod runtime;
 #[cfg(not(loom))]
 pub mod store;
-#[cfg(all(feature = "sub", not(loom)))]
-pub mod sub;
 #[cfg(not(loom))]
 mod sys;
 
@@ -101,7 +99,7 @@ pub use base::units::{ByteCount, PageCount, PageId};
 #[cfg(not(loom))]
 pub use config::Config;
 #[cfg(all(feature = "heap", not(loom)))]
-pub use heap::{Arena, Far, FarHeap, Local, Placement, Scope, Tier, TierMemory, scope};
+pub use heap::{Far, FarHeap, Local, Placement, Scope, Tier, TierMemory, scope};
 // For the interface for C, which is a crate of its own.
 #[cfg(all(feature = "heap", not(loom)))]
 #[doc(hidden)]
@@ -110,7 +108,7 @@ pub use heap::c_malloc as malloc;
 pub use limit::manager;
 #[cfg(not(loom))]
 #[doc(no_inline)]
-pub use limit::manager::{MemoryManager, Temporary};
+pub use limit::manager::MemoryManager;
 #[cfg(not(loom))]
 pub use paging::region;
 #[cfg(not(loom))]

@@ -611,11 +611,11 @@ impl Deref for Heap {
 
 impl ExtentSource for Region {
     fn base(&self) -> usize {
-        self.extents().base()
+        self.addresses().start
     }
 
     fn span(&self) -> usize {
-        self.extents().span()
+        self.addresses().len()
     }
 
     fn reserve(&self, len: ByteCount, align: ByteCount) -> Option<NonNull<u8>> {

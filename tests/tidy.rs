@@ -24,7 +24,6 @@ const LAYERS: &[&[&str]] = &[
     &["limit"],
     &["paging", "pool"],
     &["heap"],
-    &["sub"],
     &["config"],
     &["runtime"],
 ];

@@ -14,6 +14,7 @@ use farheap::manager::MemoryManager;
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::region::{Region, RegionConfig};
 use farheap::store::BlockStore;
+use farheap_collections::Temporary;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -319,7 +320,7 @@ fn verify(shared: &Shared<'_>, read_only: bool) -> Result<(), Failure> {
     if census.orders != made {
         return Err(format!("{} orders are stored, but {made} were made", census.orders).into());
     }
-    let memory = shared.temporary.temporary_allocator();
+    let memory = Temporary::new(shared.temporary);
     let answer = q9::run(shared.database, shared.options.query_threads, &memory)?;
     if answer != q9::naive(shared.database)? {
         return Err("query 9 and the naive computation differ".into());
@@ -420,7 +421,7 @@ fn simulate(shared: &Shared<'_>, share: f64) -> Option<Asked> {
     let before = pages_written();
     let scheduled = Scheduled::now();
     let began = Instant::now();
-    let memory = shared.temporary.temporary_allocator();
+    let memory = Temporary::new(shared.temporary);
     let mut data: AllocVec<u8, _> = AllocVec::new_in(memory);
     let allocated = data.try_reserve_exact(bytes).is_ok();
     let allocate_ms = began.elapsed().as_secs_f64() * 1e3;
@@ -465,7 +466,7 @@ const NONE: f64 = f64::NAN;
 /// Runs query 9; what it says of the loaded rows is known.
 fn q9(shared: &Shared<'_>, loaded: &q9::Answer, read_only: bool) -> Result<Option<Asked>, String> {
     let began = Instant::now();
-    let memory = shared.temporary.temporary_allocator();
+    let memory = Temporary::new(shared.temporary);
     let threads = shared.options.query_threads;
     let answer = match q9::run(shared.database, threads, &memory) {
         Ok(answer) => answer,

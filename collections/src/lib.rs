@@ -1,7 +1,7 @@
-//! Ordered maps that place their nodes in far memory, and a B+-tree for the pages of a buffer pool.
+//! Allocators above farheap's memory, ordered maps that place their nodes in it, and a B+-tree for a buffer pool.
 //!
 //! For [farheap], a heap larger than RAM. [`FarBTreeMap`] and [`FarSkipList`] are ordered maps whose nodes come from a
-//! [`Collective`]. A strategy decides the sub-allocator of each node:
+//! [`Collective`], which knows what each page holds ([`sub`]). A strategy decides the sub-allocator of each node:
 //!
 //! | strategy | nodes that many searches pass | nodes that are used together |
 //! |---|---|---|
@@ -14,7 +14,8 @@
 //! [`FarPagedMap`] is a map whose leaves fill pages and are placed by how they are used;
 //! [`FarLeveledMap`] is a B+-tree whose levels have page sizes of their own, the upper ones local.
 //! [`pool::BTree`] is an index in the pages of a [`BufferPool`](farheap::pool::BufferPool): bytes to bytes,
-//! shared by threads, and durable as its table is.
+//! shared by threads, and durable as its table is. [`Temporary`] is an allocator for collections that a query
+//! needs for a while, in a manager's temporary memory; `Arena` (feature `heap`) is one whose memory goes at once.
 //!
 //! The strategies are those of the paper on collective allocators (Hideshima, Sato, Ugawa 2024).
 //! `examples/hnsw` in the repository is a container of one's own by the same means: an index that finds the
@@ -24,7 +25,7 @@
 //! ```
 //! use farheap::ByteCount;
 //! use farheap::store::MemStore;
-//! use farheap::sub::{Collective, CollectiveConfig};
+//! use farheap_collections::sub::{Collective, CollectiveConfig};
 //! use farheap_collections::{FarBTreeMap, TreeStrategy};
 //! use std::sync::Arc;
 //!
@@ -46,6 +47,8 @@
 // A model of farheap's builds nothing above the protocols, and this crate is a dependency of its tests.
 #![cfg(not(loom))]
 
+#[cfg(feature = "heap")]
+mod arena;
 mod btree;
 mod leveled;
 mod local_set;
@@ -55,14 +58,23 @@ mod paged;
 mod pairs;
 pub mod pool;
 mod skiplist;
+pub mod sub;
+mod sys;
+mod temporary;
+#[cfg(test)]
+#[path = "../../src/base/testing.rs"]
+mod testing;
 
+#[cfg(feature = "heap")]
+pub use arena::Arena;
 pub use btree::{FarBTreeMap, Iter, Range, TreeStrategy};
 pub use leveled::{FarLeveledMap, FaultCost, LevelIter, LevelPlan, LevelRange, Usage};
 pub use page_filler::PageFiller;
 pub use paged::{FarPagedMap, PagedIter};
 pub use skiplist::{FarSkipList, ListIter, ListRange, ListStrategy};
+pub use temporary::Temporary;
 
-use farheap::sub::{AllocError, Collective};
+use crate::sub::{AllocError, Collective};
 use std::fmt;
 
 /// Occupancy from which on a rearrangement starts a new page: the rest stays for later inserts.

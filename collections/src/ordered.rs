@@ -67,7 +67,7 @@ macro_rules! map_traits {
 
             /// The allocator that the nodes come from.
             #[must_use]
-            pub fn collective(&self) -> &std::sync::Arc<farheap::sub::Collective> {
+            pub fn collective(&self) -> &std::sync::Arc<crate::sub::Collective> {
                 &self.collective
             }
         }

@@ -1,6 +1,6 @@
 //! Filling pages one after the other, each to a given part.
 
-use farheap::sub::{AllocError, Collective, PerPage, SubAllocator};
+use crate::sub::{AllocError, Collective, PerPage, SubAllocator};
 use std::alloc::Layout;
 use std::ptr::NonNull;
 

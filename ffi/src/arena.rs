@@ -7,8 +7,8 @@ use crate::error::{
 };
 use crate::handle::{self, opaque};
 use crate::scope::{farheap_placement, wanted};
-use farheap::Arena;
 use farheap::allocator_api2::alloc::Allocator;
+use farheap_collections::Arena;
 use std::alloc::Layout;
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};

@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "reads and writes through the caller's pointers")]
 
 use farheap::Error;
-use farheap::sub::AllocError;
+use farheap_collections::sub::AllocError;
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int};
 use std::num::NonZeroU64;

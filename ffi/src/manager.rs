@@ -11,7 +11,8 @@ use crate::handle::{self, methods, opaque};
 use crate::stats::{farheap_consumer_stats, farheap_manager_stats};
 use allocator_api2::alloc::Allocator;
 use farheap::ByteCount;
-use farheap::manager::{MemoryManager, Pressure, Temporary, TemporaryMemory};
+use farheap::manager::{MemoryManager, Pressure, TemporaryMemory};
+use farheap_collections::Temporary;
 use std::alloc::Layout;
 use std::collections::HashMap;
 use std::ffi::{c_char, c_void};
@@ -247,7 +248,7 @@ pub unsafe extern "C" fn farheap_temporary_new(
         check_out(out)?;
         // SAFETY: the caller does not free the handle during the call.
         let object = unsafe { handle::get(manager) }?;
-        let handle = handle::create::<farheap_temporary>(object.manager.temporary_allocator())?;
+        let handle = handle::create::<farheap_temporary>(Temporary::new(&object.manager))?;
         // SAFETY: checked above.
         unsafe { write(out, handle) }
     })

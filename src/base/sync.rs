@@ -20,24 +20,22 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub(crate) enum Rank {
-    /// A collective's pages and arenas.
-    Sub = 0,
     /// The heap's control state (start, shutdown).
-    Heap = 1,
+    Heap = 0,
     /// Address ranges of a region.
-    Space = 2,
+    Space = 1,
     /// How a memory manager's limit is divided.
-    Shares = 3,
+    Shares = 2,
     /// A memory manager's list of consumers.
-    Consumers = 4,
+    Consumers = 3,
     /// The eviction policy's lists.
-    Policy = 5,
+    Policy = 4,
     /// Staging frames.
-    Frames = 6,
+    Frames = 5,
     /// A store's slot map.
-    Slots = 7,
+    Slots = 6,
     /// Leaf locks: nothing is taken under them.
-    Leaf = 8,
+    Leaf = 7,
 }
 
 thread_local! {

@@ -189,7 +189,7 @@ impl Config {
     }
 
     /// Returns what these options say about a region, for a program that makes one without a heap,
-    /// as for a [`Collective`](crate::sub::Collective).
+    /// as for a `Collective` of `farheap-collections`.
     pub fn region(&self) -> RegionConfig {
         let metadata_is_far = self.metadata() == Metadata::Far;
         let region = region_settings(self)

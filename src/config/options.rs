@@ -228,7 +228,7 @@ macro_rules! for_options {
         /// The process then ends with a message that names the address and the cause when a block is freed or resized twice,
         /// in its middle, with another size, or when it is no block of farheap. What was written behind a block's end is found
         /// when it is freed, what was written to a freed block when its memory is given back. This is so for local and far memory,
-        /// from the first heap with this option to the end of the process. Blocks of an [`Arena`](crate::Arena) and of
+        /// from the first heap with this option to the end of the process. Blocks of an `Arena` and of
         /// sub-allocators are not looked at.
         ///
         /// Default: off. Set it to look for the program's errors. Every block takes at least 16 bytes more and 1/16 of its size in

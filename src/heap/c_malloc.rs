@@ -118,11 +118,7 @@ fn allocate_any(
     let fill = if zeroed { Fill::Zero } else { Fill::Any };
     let ptr = match placement {
         // SAFETY: the size is not zero.
-        Some(Placement::Far) => unsafe { global::allocate_far(layout, fill) },
-        // SAFETY: the size is not zero.
-        Some(Placement::Tier(tier)) => unsafe { global::allocate_in(tier, layout, fill) },
-        // SAFETY: the size is not zero.
-        Some(Placement::Local) => unsafe { global::allocate_local(layout, fill) },
+        Some(placement) => unsafe { global::allocate_at(placement, layout, fill) },
         None => {
             let arenas = global::arenas_for(layout.size());
             // SAFETY: the size is not zero.

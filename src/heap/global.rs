@@ -22,7 +22,7 @@
 
 use super::far_arenas::FarArenas;
 use super::local;
-use super::placement::{self, Fill, Placement, Tier};
+use super::placement::{self, Fill, Placement};
 use super::tiers::{self, Origin, is_far, origin};
 use super::{check, tail};
 use std::alloc::{GlobalAlloc, Layout};
@@ -44,29 +44,25 @@ pub(super) fn arenas_for(size: usize) -> Option<&'static FarArenas> {
 /// # Safety
 /// The layout's size is not zero.
 #[inline]
-pub(super) unsafe fn allocate_local(layout: Layout, fill: Fill) -> *mut u8 {
+unsafe fn allocate_local(layout: Layout, fill: Fill) -> *mut u8 {
     // SAFETY: the size is not zero.
     unsafe { local::allocate(layout, fill) }
 }
 
-/// Allocates far memory of the default tier; null when none runs, or it has none left.
+/// Allocates where it is asked for; null when that tier does not run, or there is no memory left.
 ///
 /// # Safety
 /// The layout's size is not zero.
 #[inline]
-pub(super) unsafe fn allocate_far(layout: Layout, fill: Fill) -> *mut u8 {
-    // SAFETY: the size is not zero.
-    unsafe { allocate_from(tiers::default_tier(), layout, fill) }
-}
-
-/// Allocates from a certain tier; null when it does not run, or has no memory left.
-///
-/// # Safety
-/// The layout's size is not zero.
-#[inline]
-pub(super) unsafe fn allocate_in(tier: Tier, layout: Layout, fill: Fill) -> *mut u8 {
-    // SAFETY: the size is not zero.
-    unsafe { allocate_from(tiers::find(tier), layout, fill) }
+pub(super) unsafe fn allocate_at(placement: Placement, layout: Layout, fill: Fill) -> *mut u8 {
+    let arenas = match placement {
+        // SAFETY: the size is not zero.
+        Placement::Local => return unsafe { allocate_local(layout, fill) },
+        Placement::Far => tiers::default_tier(),
+        Placement::Tier(tier) => tiers::find(tier),
+    };
+    // SAFETY: as above.
+    unsafe { allocate_from(arenas, layout, fill) }
 }
 
 /// Allocates far memory or none; in a forked child that has its parent's far memory, local memory.

@@ -1,5 +1,4 @@
-//! Handles that choose a tier: `Vec<T, Far>` and `Box<T, Local>` by type, `Vec<T, Tier>` by value; and
-//! arenas, as `Vec<T, &Arena>`.
+//! Handles that choose a tier: `Vec<T, Far>` and `Box<T, Local>` by type, `Vec<T, Tier>` by value.
 //!
 //! All implement [`Allocator`] of `allocator-api2`, and std's where the compiler has it (`build.rs`), or
 //! under the feature `nightly`. Uses `global`, `placement`, `tiers`.
@@ -11,9 +10,8 @@
 
 #![expect(unsafe_code, reason = "implements allocators")]
 
-use super::droppable::Arena;
 use super::global;
-use super::placement::{Fill, Tier};
+use super::placement::{Fill, Placement, Tier};
 use super::tiers::{Origin, is_far, origin};
 use allocator_api2::alloc::{AllocError, Allocator};
 use std::alloc::Layout;
@@ -74,95 +72,14 @@ impl Tier {
     }
 }
 
-/// Source that a handle asks for its memory.
-trait Handle {
-    /// Allocates; null when there is no such memory.
-    ///
-    /// # Safety
-    /// The layout's size is not zero.
-    unsafe fn take(&self, layout: Layout, fill: Fill) -> *mut u8;
-
-    /// Frees.
-    ///
-    /// # Safety
-    /// `ptr` is an allocation of the handle's memory with `layout`, which is not empty, and is not used again.
-    #[inline]
-    unsafe fn free(&self, ptr: NonNull<u8>, layout: Layout) {
-        // SAFETY: as the caller promises.
-        unsafe { global::free(ptr.as_ptr(), layout) }
-    }
-
-    /// Resizes; `Err` leaves the allocation as it was.
-    ///
-    /// # Safety
-    /// As for [`free`](Self::free); neither size is zero, and the alignments are equal.
-    #[inline]
-    unsafe fn resize(&self, ptr: NonNull<u8>, old: Layout, new: Layout) -> Resized {
-        // SAFETY: as the caller promises.
-        let moved = unsafe { global::reallocate_in_tier(ptr.as_ptr(), old, new) };
-        NonNull::new(moved).map_or(Resized::Failed, Resized::Done)
-    }
-}
-
-/// Outcome of an attempt to resize.
-enum Resized {
-    Done(NonNull<u8>),
-    Failed,
-    /// A new allocation is needed, and a copy.
-    MustMove,
-}
-
-impl Handle for Arena {
-    #[inline]
-    unsafe fn take(&self, layout: Layout, fill: Fill) -> *mut u8 {
-        Arena::take(self, layout, fill)
-    }
-
-    #[inline]
-    unsafe fn free(&self, ptr: NonNull<u8>, layout: Layout) {
-        // SAFETY: as the caller promises.
-        unsafe { Arena::free(self, ptr, layout) }
-    }
-
-    unsafe fn resize(&self, ptr: NonNull<u8>, old: Layout, new: Layout) -> Resized {
-        // SAFETY: as the caller promises.
-        let resized = unsafe { self.resize_in_place(ptr, old, new) };
-        resized.map_or(Resized::MustMove, Resized::Done)
-    }
-}
-
-impl Handle for Far {
-    #[inline]
-    unsafe fn take(&self, layout: Layout, fill: Fill) -> *mut u8 {
-        // SAFETY: as the caller promises.
-        unsafe { global::allocate_far(layout, fill) }
-    }
-}
-
-impl Handle for Tier {
-    #[inline]
-    unsafe fn take(&self, layout: Layout, fill: Fill) -> *mut u8 {
-        // SAFETY: as the caller promises.
-        unsafe { global::allocate_in(*self, layout, fill) }
-    }
-}
-
-impl Handle for Local {
-    #[inline]
-    unsafe fn take(&self, layout: Layout, fill: Fill) -> *mut u8 {
-        // SAFETY: as the caller promises.
-        unsafe { global::allocate_local(layout, fill) }
-    }
-}
-
 /// Allocates, empty layouts included.
 #[inline]
-fn allocate(from: &impl Handle, layout: Layout, fill: Fill) -> Result<NonNull<[u8]>, AllocError> {
+fn allocate(from: Placement, layout: Layout, fill: Fill) -> Result<NonNull<[u8]>, AllocError> {
     let ptr = if layout.size() == 0 {
         ptr::without_provenance_mut(layout.align())
     } else {
         // SAFETY: the layout is not empty.
-        unsafe { from.take(layout, fill) }
+        unsafe { global::allocate_at(from, layout, fill) }
     };
     let ptr = NonNull::new(ptr).ok_or(AllocError)?;
     Ok(NonNull::slice_from_raw_parts(ptr, layout.size()))
@@ -171,12 +88,12 @@ fn allocate(from: &impl Handle, layout: Layout, fill: Fill) -> Result<NonNull<[u
 /// Frees, empty layouts included.
 ///
 /// # Safety
-/// `ptr` is an allocation of the handle's memory with `layout` and is not used again.
+/// `ptr` is an allocation of a handle with `layout` and is not used again.
 #[inline]
-unsafe fn deallocate(from: &impl Handle, ptr: NonNull<u8>, layout: Layout) {
+unsafe fn deallocate(ptr: NonNull<u8>, layout: Layout) {
     if layout.size() != 0 {
         // SAFETY: as the caller promises.
-        unsafe { from.free(ptr, layout) }
+        unsafe { global::free(ptr.as_ptr(), layout) }
     }
 }
 
@@ -185,23 +102,24 @@ unsafe fn deallocate(from: &impl Handle, ptr: NonNull<u8>, layout: Layout) {
 /// # Safety
 /// As for [`deallocate`].
 unsafe fn resize(
-    from: &impl Handle,
+    from: Placement,
     ptr: NonNull<u8>,
     old: Layout,
     new: Layout,
     fill: Fill,
 ) -> Result<NonNull<[u8]>, AllocError> {
     if old.size() == 0 || new.size() == 0 || old.align() != new.align() {
+        let moved = allocate(from, new, fill)?;
+        let len = old.size().min(new.size());
+        // SAFETY: both are valid for `len` bytes, and the new one overlaps nothing.
+        unsafe { moved.cast::<u8>().copy_from_nonoverlapping(ptr, len) };
         // SAFETY: as the caller promises.
-        return unsafe { move_between(from, ptr, old, new, fill) };
+        unsafe { deallocate(ptr, old) };
+        return Ok(moved);
     }
     // SAFETY: as the caller promises; the sizes are not zero and the alignments equal.
-    let moved = match unsafe { from.resize(ptr, old, new) } {
-        Resized::Done(moved) => moved,
-        Resized::Failed => return Err(AllocError),
-        // SAFETY: as the caller promises.
-        Resized::MustMove => return unsafe { move_between(from, ptr, old, new, fill) },
-    };
+    let moved = unsafe { global::reallocate_in_tier(ptr.as_ptr(), old, new) };
+    let moved = NonNull::new(moved).ok_or(AllocError)?;
     if fill == Fill::Zero && new.size() > old.size() {
         // SAFETY: the allocation now has `new.size()` bytes.
         let tail = unsafe { moved.add(old.size()) };
@@ -211,51 +129,30 @@ unsafe fn resize(
     Ok(NonNull::slice_from_raw_parts(moved, new.size()))
 }
 
-/// Resizes by a new allocation and a copy.
-///
-/// # Safety
-/// As for [`deallocate`].
-unsafe fn move_between(
-    from: &impl Handle,
-    ptr: NonNull<u8>,
-    old: Layout,
-    new: Layout,
-    fill: Fill,
-) -> Result<NonNull<[u8]>, AllocError> {
-    let moved = allocate(from, new, fill)?;
-    let len = old.size().min(new.size());
-    // SAFETY: both are valid for `len` bytes, and the new one overlaps nothing.
-    unsafe { moved.cast::<u8>().copy_from_nonoverlapping(ptr, len) };
-    // SAFETY: as the caller promises.
-    unsafe { deallocate(from, ptr, old) };
-    Ok(moved)
-}
-
 /// Implements one `Allocator` trait for one handle.
 macro_rules! allocator {
-    ($trait:path, $error:path, $handle:ty) => {
-        // SAFETY: memory stays valid until it is freed, or an arena is dropped, wherever the handle moves;
-        // the address says where it goes back to, so that clones free each other's memory. An arena has
-        // no clones.
+    ($trait:path, $error:path, $handle:ty, $placement:expr) => {
+        // SAFETY: memory stays valid until it is freed, wherever the handle moves; the address says where it
+        // goes back to, so that clones free each other's memory.
         unsafe impl $trait for $handle {
-            allocator! { @allocate $error; allocate Any, allocate_zeroed Zero }
+            allocator! { @allocate $error, $placement; allocate Any, allocate_zeroed Zero }
 
             #[inline]
             unsafe fn deallocate(&self, ptr: NonNull<u8>, layout: Layout) {
                 // SAFETY: as the caller promises.
-                unsafe { deallocate(self, ptr, layout) }
+                unsafe { deallocate(ptr, layout) }
             }
 
-            allocator! { @resize $error; grow Any, grow_zeroed Zero, shrink Any }
+            allocator! { @resize $error, $placement; grow Any, grow_zeroed Zero, shrink Any }
         }
     };
-    (@allocate $error:path; $($name:ident $fill:ident),*) => { $(
+    (@allocate $error:path, $placement:expr; $($name:ident $fill:ident),*) => { $(
         #[inline]
         fn $name(&self, layout: Layout) -> Result<NonNull<[u8]>, $error> {
-            allocate(self, layout, Fill::$fill).map_err(|_| $error)
+            allocate($placement(self), layout, Fill::$fill).map_err(|_| $error)
         }
     )* };
-    (@resize $error:path; $($name:ident $fill:ident),*) => { $(
+    (@resize $error:path, $placement:expr; $($name:ident $fill:ident),*) => { $(
         #[inline]
         unsafe fn $name(
             &self,
@@ -264,21 +161,23 @@ macro_rules! allocator {
             new: Layout,
         ) -> Result<NonNull<[u8]>, $error> {
             // SAFETY: as the caller promises.
-            unsafe { resize(self, ptr, old, new, Fill::$fill) }.map_err(|_| $error)
+            unsafe { resize($placement(self), ptr, old, new, Fill::$fill) }.map_err(|_| $error)
         }
     )* };
 }
 
 /// Implements both traits for handles.
 macro_rules! handles {
-    ($($handle:ty),*) => { $(
-        allocator!(Allocator, AllocError, $handle);
+    ($($handle:ty: $placement:expr),*) => { $(
+        allocator!(Allocator, AllocError, $handle, $placement);
         #[cfg(any(feature = "nightly", std_allocator))]
-        allocator!(std::alloc::Allocator, std::alloc::AllocError, $handle);
+        allocator!(std::alloc::Allocator, std::alloc::AllocError, $handle, $placement);
     )* };
 }
 
-handles!(Far, Tier, Local, Arena);
+handles!(
+    Far: |_| Placement::Far, Tier: |tier: &Tier| Placement::Tier(*tier), Local: |_| Placement::Local
+);
 
 #[cfg(all(test, any(feature = "nightly", std_allocator)))]
 mod tests {

@@ -1,8 +1,7 @@
 //! The heap: jemalloc arenas whose extents come from a region. Layer 6.
 //!
 //! Top down: [`FarHeap`] is the global allocator and decides what is far (`global`); [`Far`], [`Tier`]
-//! and [`Local`] decide by type (`handle`), an [`Arena`] by
-//! value (`droppable`); [`scope()`] decides for a thread (`scope`, `placement`);
+//! and [`Local`] decide by type (`handle`); [`scope()`] decides for a thread (`scope`, `placement`);
 //! [`c_malloc`] is for callers that free without a size. Local memory is jemalloc's, with a cache of large
 //! blocks in front of it (`local`). Far memory comes from the installed tiers (`tiers`), each a
 //! [`FarArenas`] (`far_arenas`, which `entry` lets threads into): arenas (`arena_set`, `far_arena`), what
@@ -25,7 +24,6 @@ pub mod c_malloc;
 pub(crate) mod check;
 mod counts;
 mod dirty_bound;
-mod droppable;
 mod ending;
 mod entry;
 mod far_arena;
@@ -48,7 +46,6 @@ mod thread_cache;
 mod tiers;
 
 pub use accounting::TierMemory;
-pub use droppable::Arena;
 pub(crate) use ending::release as release_for_ended_threads;
 pub(crate) use far_arenas::FarArenas;
 pub(crate) use far_options::FarArenasOptions;

@@ -19,7 +19,6 @@ use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 use std::{slice, thread};
 
-mod droppable;
 mod large;
 mod memory;
 mod tiers;

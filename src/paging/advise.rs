@@ -77,14 +77,16 @@ impl Region {
     }
 
     /// Whether an access to a page needs no device: it is resident, or holds nothing.
-    pub(crate) fn is_at_hand(&self, ptr: *const u8) -> bool {
+    #[must_use]
+    pub fn is_at_hand(&self, ptr: *const u8) -> bool {
         let page =
             self.extents.pages_of(ptr, ByteCount(1)).map(|(page, _)| self.pager.word(page).load());
         page.is_ok_and(|word| matches!(word.state(), State::Resident | State::Empty))
     }
 
     /// Whether pages can be filled without evicting others, now and for a while.
-    pub(crate) fn has_room(&self) -> bool {
+    #[must_use]
+    pub fn has_room(&self) -> bool {
         self.pager.pool().available() > self.pager.pool().watermarks().high()
     }
 
@@ -112,6 +114,12 @@ impl Region {
     /// Bytes that count against the limit now, and the limit.
     pub(crate) fn budget(&self) -> &Budget {
         self.pager.budget()
+    }
+
+    /// Bytes that may be resident now: what was asked for, or less where others have a part of it.
+    #[must_use]
+    pub fn limit(&self) -> ByteCount {
+        self.pager.budget().limit()
     }
 
     /// Starts to bring the range's pages in, and returns at once. Pages for which there is no

@@ -55,13 +55,8 @@ impl Extents {
     }
 
     /// The first address.
-    pub(crate) fn base(&self) -> usize {
+    fn base(&self) -> usize {
         self.pager.table().start()
-    }
-
-    /// Bytes of addresses.
-    pub(crate) fn span(&self) -> usize {
-        self.pager.table().len()
     }
 
     /// Pages that are committed.
@@ -92,7 +87,7 @@ impl Extents {
     pub(in crate::paging) fn offset_of(&self, ptr: *const u8, len: usize) -> Result<usize> {
         let end = (ptr as usize).checked_add(len);
         let end = end.ok_or(Error::BadRange { reason: "length overflows".into() })?;
-        let region = self.base()..self.base() + self.span();
+        let region = self.base()..self.base() + self.pager.table().len();
         if (ptr as usize) < region.start || end > region.end {
             let reason = format!("{len} bytes at {ptr:p} lie outside of the region, {region:#x?}");
             return Err(Error::BadRange { reason: reason.into() });

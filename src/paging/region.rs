@@ -52,6 +52,7 @@ use crate::sys::probe::{AddressSpace, Memory};
 use crate::sys::signals::SignalsBlocked;
 use crate::sys::thread;
 use crate::sys::vm::KERNEL_PAGE;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Weak};
@@ -418,11 +419,19 @@ impl Region {
     /// Whether an address lies in this region.
     #[must_use]
     pub fn contains(&self, ptr: *const u8) -> bool {
-        (ptr as usize).wrapping_sub(self.pager.table().start()) < self.pager.table().len()
+        self.addresses().contains(&(ptr as usize))
+    }
+
+    /// Addresses that the region has reserved: what is mapped lies among them.
+    #[must_use]
+    pub fn addresses(&self) -> Range<usize> {
+        let start = self.pager.table().start();
+        start..start + self.pager.table().len()
     }
 
     /// Whether this process made the region, and not the one that it was forked from.
-    pub(crate) fn is_here(&self) -> bool {
+    #[must_use]
+    pub fn is_here(&self) -> bool {
         self.pager.table().is_here()
     }
 

@@ -182,9 +182,9 @@ fn run(
 ) {
     SignalsBlocked::for_good();
     let follow_limit = || {
-        arenas.follow_limit(region.budget().limit(), heap::tier_count());
+        arenas.follow_limit(region.limit(), heap::tier_count());
         if arenas.tier().is_default() {
-            heap::set_local_cache_max(beside.local_cache_max(region.budget().limit()));
+            heap::set_local_cache_max(beside.local_cache_max(region.limit()));
         }
     };
     let mut look_again = beside.look(region);

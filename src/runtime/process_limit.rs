@@ -190,7 +190,7 @@ impl ProcessLimit {
             beside.growth.note(if grows { grown.min(self.limit().0 / AHEAD) } else { 0 }, now);
         let most = beside.bytes.note(bytes + ahead.0, now) + grown;
         let room = ByteCount(self.limit().0.saturating_sub(most));
-        let had = region.budget().limit();
+        let had = region.limit();
         if room < had || room.0 - had.0 >= self.limit().0 / STEP {
             region.leave_room(room);
         }

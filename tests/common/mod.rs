@@ -13,7 +13,6 @@ pub(crate) mod visits;
 use farheap::config::Builder;
 use farheap::region::{Install, Region, RegionConfig};
 use farheap::store::{IoEngine, MemStore, Store};
-use farheap::sub::{Collective, CollectiveConfig};
 use farheap::{ByteCount, Config, Error, Heap, MemoryManager};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -96,11 +95,6 @@ pub(crate) fn mem_store(capacity: ByteCount) -> Arc<dyn Store> {
 /// A region, or `None` with the reason printed where userfaultfd is not permitted.
 pub(crate) fn region(config: RegionConfig, store: Arc<dyn Store>) -> Option<Region> {
     where_permitted("region", Region::create(config, store))
-}
-
-/// A collective, or `None` with the reason printed where userfaultfd is not permitted.
-pub(crate) fn collective(config: CollectiveConfig, store: Arc<dyn Store>) -> Option<Collective> {
-    where_permitted("collective", Collective::create(config, store))
 }
 
 /// What was made, or `None` with the reason printed where userfaultfd is not permitted.

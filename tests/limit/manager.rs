@@ -186,7 +186,7 @@ fn collections_in_temporary_memory_spill_too() {
     let _watch = watchdog("collections in temporary memory", HANG);
     let manager = manager(32);
     let Some(_region) = far(&manager, mem_store(ByteCount::mib(256))) else { return };
-    let temporary = manager.temporary_allocator();
+    let temporary = farheap_collections::Temporary::new(&manager);
     let mut rows = allocator_api2::vec::Vec::new_in(temporary.clone());
     rows.extend(0..6_u64 << 20);
     let boxes: Vec<_> = (0..50_000_u64)

@@ -1,7 +1,6 @@
 //! Regions of far memory and what is built of them, without a heap.
 
 mod chunks;
-mod collective;
 #[path = "../common/mod.rs"]
 mod common;
 mod huge;

@@ -7,8 +7,8 @@
 
 use crate::run::Outcome;
 use farheap::store::MemStore;
-use farheap::sub::{AllocError, Collective, CollectiveConfig, PerPage, SubAllocator};
 use farheap::{ByteCount, Config, FarHeap, Heap, Placement, scope};
+use farheap_collections::sub::{AllocError, Collective, CollectiveConfig, PerPage, SubAllocator};
 use std::alloc::{GlobalAlloc, Layout};
 use std::ptr::NonNull;
 use std::sync::Arc;

@@ -30,7 +30,7 @@ mod workload;
 
 use clap::Parser;
 use farheap::region::{Mode, RegionConfig};
-use farheap::sub::CollectiveConfig;
+use farheap_collections::sub::CollectiveConfig;
 use report::Row;
 use run::{Built, Outcome, Variant};
 use saved::Saved;

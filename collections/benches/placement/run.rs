@@ -4,8 +4,8 @@ use crate::report::Layout;
 use crate::workload::{Mix, PAIR_BYTES, Query, Value, pairs};
 use farheap::region::RegionConfig;
 use farheap::store::MemStore;
-use farheap::sub::{Collective, CollectiveConfig};
 use farheap::{ByteCount, Error};
+use farheap_collections::sub::{Collective, CollectiveConfig};
 use farheap_collections::{
     FarBTreeMap, FarLeveledMap, FarPagedMap, FarSkipList, Links, ListStrategy, TreeStrategy,
 };

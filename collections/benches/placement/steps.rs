@@ -5,7 +5,7 @@ use crate::workload::{Value, hash, pairs};
 use farheap::Error;
 use farheap::region::RegionConfig;
 use farheap::store::MemStore;
-use farheap::sub::{Collective, CollectiveConfig};
+use farheap_collections::sub::{Collective, CollectiveConfig};
 use farheap_collections::{FarBTreeMap, TreeStrategy};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

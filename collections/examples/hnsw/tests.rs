@@ -5,8 +5,8 @@ use crate::common::{self, Dice, mem_store, seed};
 use crate::index::{FarGraphIndex, GraphConfig, GraphStrategy};
 use farheap::ByteCount;
 use farheap::region::RegionConfig;
-use farheap::sub::{AllocError, Collective, CollectiveConfig};
 use farheap_collections::FILL_DEFAULT;
+use farheap_collections::sub::{AllocError, Collective, CollectiveConfig};
 use std::sync::Arc;
 
 const DIMENSIONS: usize = 12;
@@ -17,7 +17,8 @@ fn collective(local: ByteCount) -> Option<Arc<Collective>> {
     let region = CollectiveConfig::default_region();
     let limit = RegionConfig::limit_min(region.page);
     let config = CollectiveConfig::new().local(local).region(region.limit(limit));
-    common::collective(config, mem_store(ByteCount::mib(64))).map(Arc::new)
+    let collective = Collective::create(config, mem_store(ByteCount::mib(64)));
+    common::where_permitted("collective", collective).map(Arc::new)
 }
 
 /// Vectors around a few centres.

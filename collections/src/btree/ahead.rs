@@ -7,8 +7,8 @@
 use super::FarBTreeMap;
 use super::node::{self, Link};
 use super::path::search;
+use crate::sub::Collective;
 use farheap::ByteCount;
-use farheap::sub::Collective;
 use std::borrow::Borrow;
 
 /// Maximum number of units that one call brings in: they must not push each other out.

@@ -3,8 +3,8 @@
 
 use super::node::{self, CHILDREN, Link};
 use super::{FarBTreeMap, TreeStrategy};
+use crate::sub::{AllocError, Collective, SubAllocator};
 use crate::{FILL_DEFAULT, PageFiller};
-use farheap::sub::{AllocError, Collective, SubAllocator};
 use std::ptr::NonNull;
 use std::sync::Arc;
 

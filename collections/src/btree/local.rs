@@ -7,7 +7,7 @@
 use super::FarBTreeMap;
 use super::node::{self, Link};
 use super::path::{Path, search};
-use farheap::sub::{AllocError, SubAllocator};
+use crate::sub::{AllocError, SubAllocator};
 use std::ptr::NonNull;
 
 /// Where a link is kept.

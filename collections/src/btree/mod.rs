@@ -25,7 +25,7 @@ pub use place::TreeStrategy;
 use super::{Links, Refused};
 use crate::local_set::LocalSet;
 use crate::ordered::{Cursor, linked_map, map_traits};
-use farheap::sub::Collective;
+use crate::sub::Collective;
 use node::Link;
 use path::Path;
 use std::borrow::Borrow;
@@ -44,7 +44,7 @@ use std::sync::Arc;
 /// ```
 /// use farheap_collections::{FarBTreeMap, TreeStrategy};
 /// use farheap::store::MemStore;
-/// use farheap::sub::{Collective, CollectiveConfig};
+/// use farheap_collections::sub::{Collective, CollectiveConfig};
 /// use farheap::ByteCount;
 /// use std::sync::Arc;
 ///

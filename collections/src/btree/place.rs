@@ -4,7 +4,7 @@
 use super::FarBTreeMap;
 use super::node::{self, Link};
 use super::path::Path;
-use farheap::sub::{AllocError, SubAllocator};
+use crate::sub::{AllocError, SubAllocator};
 use std::fmt;
 use std::ptr::NonNull;
 

@@ -7,8 +7,8 @@ use super::FarBTreeMap;
 use super::local::Cell;
 use super::node::{self, Link};
 use super::place::TreeStrategy;
+use crate::sub::AllocError;
 use crate::{FILL_DEFAULT, PageFiller};
-use farheap::sub::AllocError;
 
 impl<K, V> FarBTreeMap<K, V> {
     /// Moves nodes so that those used together share pages, as the strategy says; leaves 30 % of

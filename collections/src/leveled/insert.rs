@@ -4,7 +4,7 @@ use super::FarLeveledMap;
 use super::levels::Levels;
 use super::node::{Inner, KindMut, Node};
 use crate::Refused;
-use farheap::sub::AllocError;
+use crate::sub::AllocError;
 
 impl<K: Ord + Clone, V> FarLeveledMap<K, V> {
     /// Inserts a pair; returns the value that the key had before. Keys that arrive in order fill

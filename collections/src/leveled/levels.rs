@@ -4,7 +4,7 @@
 
 use super::node::Node;
 use crate::pairs::Shape;
-use farheap::sub::{AllocError, Collective, SubAllocator};
+use crate::sub::{AllocError, Collective, SubAllocator};
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;

@@ -28,8 +28,8 @@ pub use plan::{FaultCost, LevelPlan, Usage};
 
 use super::Links;
 use super::pairs::Shape;
+use crate::sub::{AllocError, Collective};
 use farheap::ByteCount;
-use farheap::sub::{AllocError, Collective};
 use leaves::Leaves;
 use levels::Levels;
 use node::{Inner, Kind, KindMut, Leaf, Node};
@@ -44,7 +44,7 @@ use std::sync::Arc;
 /// use farheap_collections::FarLeveledMap;
 /// use farheap::region::RegionConfig;
 /// use farheap::store::MemStore;
-/// use farheap::sub::{Collective, CollectiveConfig};
+/// use farheap_collections::sub::{Collective, CollectiveConfig};
 /// use farheap::ByteCount;
 /// use std::sync::Arc;
 ///

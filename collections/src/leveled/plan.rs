@@ -8,10 +8,10 @@
 
 use super::node::Node;
 use crate::pairs::Shape;
+use crate::sub::{AllocError, Collective};
 use crate::{FarPagedMap, Refused};
 use farheap::ByteCount;
 use farheap::region::RegionConfig;
-use farheap::sub::{AllocError, Collective};
 use std::sync::Arc;
 use std::time::Instant;
 

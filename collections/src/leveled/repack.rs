@@ -5,7 +5,7 @@ use super::leaves::Leaves;
 use super::levels::Levels;
 use super::node::{KindMut, Node};
 use super::plan;
-use farheap::sub::{AllocError, Collective};
+use crate::sub::{AllocError, Collective};
 use std::sync::Arc;
 
 impl<K: Ord + Clone, V> FarLeveledMap<K, V> {

@@ -22,8 +22,8 @@ pub use iter::PagedIter;
 use super::ordered::map_traits;
 use super::pairs::Shape;
 use super::{Links, Refused};
+use crate::sub::{AllocError, Collective, SubAllocator};
 use farheap::ByteCount;
-use farheap::sub::{AllocError, Collective, SubAllocator};
 use leaf::Leaf;
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
@@ -38,7 +38,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// ```
 /// use farheap_collections::FarPagedMap;
 /// use farheap::store::MemStore;
-/// use farheap::sub::{Collective, CollectiveConfig};
+/// use farheap_collections::sub::{Collective, CollectiveConfig};
 /// use farheap::ByteCount;
 /// use std::sync::Arc;
 ///

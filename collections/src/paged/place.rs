@@ -4,7 +4,7 @@
 use super::FarPagedMap;
 use super::leaf::Leaf;
 use crate::pairs::Shape;
-use farheap::sub::{AllocError, Collective, SubAllocator};
+use crate::sub::{AllocError, Collective, SubAllocator};
 use std::collections::{BTreeMap, btree_map};
 use std::ptr::NonNull;
 

@@ -18,7 +18,7 @@ pub use place::ListStrategy;
 use super::local_set::LocalSet;
 use super::ordered::{Cursor, linked_map, map_traits};
 use super::{Links, Refused};
-use farheap::sub::{AllocError, Collective};
+use crate::sub::{AllocError, Collective};
 use node::{LEVELS_MAX, Link};
 use std::borrow::Borrow;
 use std::cmp::Ordering;
@@ -37,7 +37,7 @@ type Preds<K, V> = [Option<Link<K, V>>; LEVELS_MAX];
 /// ```
 /// use farheap_collections::{FarSkipList, ListStrategy};
 /// use farheap::store::MemStore;
-/// use farheap::sub::{Collective, CollectiveConfig};
+/// use farheap_collections::sub::{Collective, CollectiveConfig};
 /// use farheap::ByteCount;
 /// use std::sync::Arc;
 ///

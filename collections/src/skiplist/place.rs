@@ -5,8 +5,8 @@
 
 use super::node::{self, LEVELS_MAX, Link};
 use super::{FarSkipList, Preds};
+use crate::sub::{AllocError, SubAllocator};
 use crate::{FILL_DEFAULT, PageFiller};
-use farheap::sub::{AllocError, SubAllocator};
 use std::fmt;
 use std::ptr::NonNull;
 

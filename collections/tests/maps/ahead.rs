@@ -3,7 +3,7 @@
 use crate::common::mem_store;
 use farheap::ByteCount;
 use farheap::region::Mode;
-use farheap::sub::{Collective, CollectiveConfig};
+use farheap_collections::sub::{Collective, CollectiveConfig};
 use farheap_collections::{FarBTreeMap, FarLeveledMap, FarPagedMap, TreeStrategy};
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ type Value = [u64; 16];
 fn collective(mode: Mode, local: ByteCount) -> Option<Arc<Collective>> {
     let region = CollectiveConfig::default_region().mode(mode);
     let config = CollectiveConfig::new().local(local).region(region);
-    crate::common::collective(config, mem_store(ByteCount::mib(64))).map(Arc::new)
+    crate::new_collective(config, mem_store(ByteCount::mib(64))).map(Arc::new)
 }
 
 fn tree(collective: &Arc<Collective>, strategy: TreeStrategy) -> FarBTreeMap<u64, Value> {

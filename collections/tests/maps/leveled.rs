@@ -4,7 +4,7 @@
 use crate::common::{Dice, mem_store, seed, watchdog};
 use farheap::ByteCount;
 use farheap::region::{Mode, RegionConfig};
-use farheap::sub::{AllocError, Collective, CollectiveConfig};
+use farheap_collections::sub::{AllocError, Collective, CollectiveConfig};
 use farheap_collections::{FarLeveledMap, FaultCost, LevelPlan, Refused, Usage};
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -20,7 +20,7 @@ fn collective(page_kib: u64, local_kib: u64) -> Option<Arc<Collective>> {
     let mode = Mode::InThread;
     let region = region.page(page).limit(limit).span(ByteCount::gib(1)).mode(mode);
     let config = CollectiveConfig::new().local(ByteCount::kib(local_kib)).region(region);
-    crate::common::collective(config, mem_store(ByteCount::mib(256))).map(Arc::new)
+    crate::new_collective(config, mem_store(ByteCount::mib(256))).map(Arc::new)
 }
 
 /// A key so wide that seven fit into a page: trees are high with few pairs.

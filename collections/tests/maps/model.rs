@@ -4,7 +4,7 @@
 use crate::common::{Dice, eventually, mem_store, seed, watchdog};
 use farheap::ByteCount;
 use farheap::region::RegionConfig;
-use farheap::sub::{AllocError, Collective, CollectiveConfig};
+use farheap_collections::sub::{AllocError, Collective, CollectiveConfig};
 use farheap_collections::{
     FarBTreeMap, FarPagedMap, FarSkipList, ListStrategy, Refused, TreeStrategy,
 };
@@ -19,7 +19,7 @@ fn collective(local: ByteCount) -> Option<Arc<Collective>> {
     let region = CollectiveConfig::default_region();
     let limit = RegionConfig::limit_min(region.page);
     let config = CollectiveConfig::new().local(local).region(region.limit(limit));
-    crate::common::collective(config, mem_store(ByteCount::mib(256))).map(Arc::new)
+    crate::new_collective(config, mem_store(ByteCount::mib(256))).map(Arc::new)
 }
 
 /// A value that counts how many of its kind are alive; as large as the benchmark's.

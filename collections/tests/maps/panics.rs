@@ -4,7 +4,7 @@
 use crate::common::{Injected, inject_panic, mem_store};
 use farheap::ByteCount;
 use farheap::region::RegionConfig;
-use farheap::sub::{Collective, CollectiveConfig};
+use farheap_collections::sub::{Collective, CollectiveConfig};
 use farheap_collections::{
     FarBTreeMap, FarLeveledMap, FarPagedMap, FarSkipList, ListStrategy, TreeStrategy,
 };
@@ -18,7 +18,7 @@ fn collective(local: ByteCount) -> Option<Arc<Collective>> {
     let region = CollectiveConfig::default_region();
     let limit = RegionConfig::limit_min(region.page);
     let config = CollectiveConfig::new().local(local).region(region.limit(limit));
-    crate::common::collective(config, mem_store(ByteCount::mib(256))).map(Arc::new)
+    crate::new_collective(config, mem_store(ByteCount::mib(256))).map(Arc::new)
 }
 
 thread_local! {

@@ -3,7 +3,7 @@
 
 use crate::common::mem_store;
 use farheap::ByteCount;
-use farheap::sub::{Collective, CollectiveConfig};
+use farheap_collections::sub::{Collective, CollectiveConfig};
 use farheap_collections::{FarBTreeMap, FarSkipList, ListStrategy, TreeStrategy};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ type Value = [u8; 150];
 fn collective(local_for_pair: u64) -> Option<Arc<Collective>> {
     let local = ByteCount(local_for_pair * PAIRS);
     let config = CollectiveConfig::new().local(local);
-    crate::common::collective(config, mem_store(ByteCount::mib(256))).map(Arc::new)
+    crate::new_collective(config, mem_store(ByteCount::mib(256))).map(Arc::new)
 }
 
 /// Keys in no order.

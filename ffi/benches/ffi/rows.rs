@@ -4,7 +4,7 @@
 
 use farheap::manager::MemoryManager;
 use farheap::pool::{BufferPool, PoolConfig};
-use farheap::sub::{Collective, CollectiveConfig, SubAllocator};
+use farheap_collections::sub::{Collective, CollectiveConfig, SubAllocator};
 use farheap::{ByteCount, Config, Heap, PageId, Placement, malloc};
 use std::alloc::Layout;
 use std::hint::black_box;

@@ -25,7 +25,6 @@
 //! 3. A reclaimer that charges, allocates or resizes fails at once: it cannot wait for itself.
 
 mod account;
-mod arena;
 mod consumer;
 mod counted;
 mod member;
@@ -41,7 +40,6 @@ mod tests;
 #[doc(hidden)]
 pub use crate::limit::donation::Donation;
 pub use crate::limit::manager::account::Account;
-pub use crate::limit::manager::arena::Temporary;
 pub use crate::limit::manager::consumer::{Effort, Reclaim};
 pub use crate::limit::manager::report::Pressure;
 pub use crate::limit::manager::spill::Spill;
@@ -161,6 +159,12 @@ impl MemoryManager {
         }
         members.push(Arc::downgrade(&member));
         Ok(Account::new(member, shared))
+    }
+
+    /// Whether this process made the manager, and not the one that it was forked from.
+    #[must_use]
+    pub fn is_here(&self) -> bool {
+        !self.shared.is_foreign()
     }
 
     /// Calls `told` on every event of memory pressure, from the thread that met it, which holds no

@@ -21,7 +21,7 @@ mod strategy;
 
 pub(crate) use strategy::GraphStrategy;
 
-use farheap::sub::{AllocError, Collective};
+use farheap_collections::sub::{AllocError, Collective};
 use node::{Record, Shape};
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;

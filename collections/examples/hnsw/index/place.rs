@@ -6,7 +6,7 @@
 
 use super::strategy::{GraphStrategy, Watched};
 use super::{Entry, FarGraphIndex, Neighbour};
-use farheap::sub::{AllocError, Collective, SubAllocator};
+use farheap_collections::sub::{AllocError, Collective, SubAllocator};
 use farheap_collections::{Links, PageFiller};
 use std::collections::{HashMap, VecDeque};
 use std::ptr::NonNull;

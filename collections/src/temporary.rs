@@ -10,10 +10,9 @@
 //!    does not exist.
 #![expect(unsafe_code, reason = "implements `Allocator`; keeps lists in free memory")]
 
-use crate::base::error::Result;
-use crate::base::units::ByteCount;
-use crate::limit::manager::{MemoryManager, TemporaryMemory};
-use allocator_api2::alloc::{AllocError, Allocator, Layout};
+use farheap::allocator_api2::alloc::{AllocError, Allocator, Layout};
+use farheap::manager::{MemoryManager, TemporaryMemory};
+use farheap::{ByteCount, Result};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ptr::NonNull;
@@ -35,18 +34,19 @@ const SLAB_ALIGN: usize = 4096;
 /// An allocator of temporary memory for collections, by one limit with everything else.
 ///
 /// Clones share their memory, and one lock: give threads that allocate all the time one each, by
-/// [`MemoryManager::temporary_allocator`]. What does not fit spills to far memory as
+/// [`Temporary::new`]. What does not fit spills to far memory as
 /// [`MemoryManager::allocate_temporary`] says; an allocation that can do neither fails, which
 /// collections report by `try_reserve` and answer by an abort otherwise.
 ///
 /// # Examples
 /// ```
-/// use allocator_api2::vec::Vec;
 /// use farheap::ByteCount;
+/// use farheap::allocator_api2::vec::Vec;
 /// use farheap::manager::MemoryManager;
+/// use farheap_collections::Temporary;
 ///
 /// let manager = MemoryManager::start(ByteCount::mib(16))?;
-/// let mut rows: Vec<u64, _> = Vec::new_in(manager.temporary_allocator());
+/// let mut rows: Vec<u64, _> = Vec::new_in(Temporary::new(&manager));
 /// rows.extend(0..100_000);
 /// assert!(manager.stats().used_bytes >= ByteCount(800_000));
 /// assert!(rows.try_reserve(1 << 32).is_err());
@@ -142,24 +142,17 @@ fn is_small(layout: Layout) -> bool {
     layout.size() <= SMALL_MAX && layout.align() <= SLAB_ALIGN
 }
 
-impl MemoryManager {
-    /// An allocator of temporary memory, with slabs of its own.
-    #[must_use]
-    pub fn temporary_allocator(self: &Arc<Self>) -> Temporary {
-        let (manager, state) = (Arc::clone(self), Mutex::default());
-        Temporary(Arc::new(Arena { manager, state }))
-    }
-}
-
 impl Temporary {
+    /// An allocator of a manager's temporary memory, with slabs of its own.
+    #[must_use]
+    pub fn new(manager: &Arc<MemoryManager>) -> Temporary {
+        Temporary(Arc::new(Arena { manager: Arc::clone(manager), state: Mutex::default() }))
+    }
+
     /// The manager whose memory this is.
     #[must_use]
     pub fn manager(&self) -> &Arc<MemoryManager> {
         &self.0.manager
-    }
-
-    fn is_foreign(&self) -> bool {
-        self.0.manager.shared.is_foreign()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -247,7 +240,7 @@ unsafe impl Allocator for Temporary {
     fn allocate(&self, layout: Layout) -> std::result::Result<NonNull<[u8]>, AllocError> {
         let ptr = if layout.size() == 0 {
             NonNull::new(std::ptr::without_provenance_mut(layout.align()))
-        } else if self.is_foreign() {
+        } else if !self.0.manager.is_here() {
             None
         } else if is_small(layout) {
             self.allocate_small(layout).ok()
@@ -258,7 +251,7 @@ unsafe impl Allocator for Temporary {
     }
 
     unsafe fn deallocate(&self, ptr: NonNull<u8>, layout: Layout) {
-        if layout.size() == 0 || self.is_foreign() {
+        if layout.size() == 0 || !self.0.manager.is_here() {
             return; // Of the parent's memory a forked child has nothing.
         }
         let mut state = self.state();
@@ -283,7 +276,7 @@ impl fmt::Debug for Temporary {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::testing::ExpectedPanic;
+    use crate::testing::ExpectedPanic;
 
     fn start(mib: u64) -> Arc<MemoryManager> {
         MemoryManager::start(ByteCount::mib(mib)).expect("starts")
@@ -306,7 +299,7 @@ mod tests {
     fn what_is_no_object_is_not_written_to() {
         let _expected = ExpectedPanic::saying("which is no temporary object");
         let manager = start(8);
-        let allocator = manager.temporary_allocator();
+        let allocator = Temporary::new(&manager);
         let layout = Layout::from_size_align(100, 8).expect("valid");
         let object = allocator.allocate(layout).expect("fits").cast::<u8>();
         let beyond = object.addr().get() + (1 << 20);
@@ -320,13 +313,13 @@ mod tests {
         }
         // SAFETY: allocated above with this layout, freed once.
         unsafe { allocator.deallocate(object, layout) };
-        assert_eq!(manager.temporary().used(), ByteCount::ZERO);
+        assert_eq!(manager.stats().used_bytes, ByteCount::ZERO);
     }
 
     #[test]
     fn pieces_are_disjoint_aligned_and_reused_and_all_of_it_is_free_in_the_end() {
         let manager = start(64);
-        let allocator = manager.temporary_allocator();
+        let allocator = Temporary::new(&manager);
         let mut dice = 0x9E37_79B9_7F4A_7C15_u64;
         let mut roll = |bound: u64| {
             dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -359,6 +352,6 @@ mod tests {
             // SAFETY: allocated above with this layout, freed once.
             unsafe { allocator.deallocate(ptr, layout) };
         }
-        assert_eq!(manager.temporary().used(), ByteCount::ZERO);
+        assert_eq!(manager.stats().used_bytes, ByteCount::ZERO);
     }
 }

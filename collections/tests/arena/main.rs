@@ -2,16 +2,40 @@
 
 #![expect(unsafe_code, reason = "allocates by hand")]
 
-use super::*;
-use crate::base::testing::ExpectedPanic;
-use allocator_api2::boxed::Box as ArenaBox;
-use allocator_api2::vec::Vec as ArenaVec;
+#[path = "../../../tests/common/mod.rs"]
+mod common;
+#[path = "../../../src/base/testing.rs"]
+mod testing;
+
+use common::Dice;
+use farheap::allocator_api2::alloc::{Allocator, Layout};
+use farheap::allocator_api2::boxed::Box as ArenaBox;
+use farheap::allocator_api2::vec::Vec as ArenaVec;
+use farheap::{ByteCount, Heap, Placement};
+use farheap_collections::Arena;
 use std::ptr::NonNull;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{slice, thread};
+use testing::ExpectedPanic;
+
+/// The process has one heap at a time.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn start() -> Option<Heap> {
+    common::heap("far_limit:64MiB,capacity:1GiB")
+}
+
+fn layout(size: usize, align: usize) -> Layout {
+    Layout::from_size_align(size, align).expect("a valid layout")
+}
 
 /// Allocates blocks of all sizes by hand, of which most are never freed, and checks that they keep their
 /// bytes.
 fn work(arena: &Arena, seed: u64, rounds: usize) {
-    let mut dice = Dice(seed);
+    let mut dice = Dice::new(seed);
     let mut blocks: Vec<(NonNull<u8>, Layout, u8)> = Vec::new();
     for round in 0..rounds {
         let most = 1 << dice.below(18);
@@ -60,21 +84,11 @@ fn check(ptr: NonNull<u8>, len: usize, byte: u8) {
     assert!(bytes.iter().all(|seen| *seen == byte), "{len} bytes at {ptr:p} changed");
 }
 
-/// splitmix64.
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        (x ^ (x >> 27)) % bound
-    }
-}
-
 #[test]
 fn an_arena_goes_at_once_with_live_blocks_of_many_threads() {
-    let running = start_default();
-    for placement in [Placement::Far, Placement::Tier(running.arenas.tier())] {
+    let _turn = turn();
+    let Some(heap) = start() else { return };
+    for placement in [Placement::Far, Placement::Tier(heap.tier())] {
         let arena = Arena::new(placement);
         thread::scope(|all| {
             for seed in 0..8 {
@@ -83,13 +97,11 @@ fn an_arena_goes_at_once_with_live_blocks_of_many_threads() {
             }
         });
         assert!(arena.reserved() > ByteCount::mib(8), "{}", arena.reserved());
-        assert!(running.arenas.stats().allocated >= arena.reserved());
+        assert!(heap.allocated() >= arena.reserved());
         drop(arena);
-        assert_eq!(running.arenas.stats().allocated, ByteCount::ZERO);
+        assert_eq!(heap.allocated(), ByteCount::ZERO);
     }
-    running.arenas.give_all_back();
-    assert_eq!(running.arenas.memory().active_bytes, ByteCount::ZERO);
-    running.stop();
+    heap.shutdown().expect("everything was freed");
 }
 
 #[test]
@@ -106,7 +118,8 @@ fn an_arena_that_is_reset_is_used_again() {
 
 #[test]
 fn zeroed_blocks_of_an_arena_are_zero_also_where_others_were() {
-    let running = start_default();
+    let _turn = turn();
+    let Some(heap) = start() else { return };
     for placement in [Placement::Far, Placement::Local] {
         let mut arena = Arena::new(placement);
         for _ in 0..3 {
@@ -120,7 +133,7 @@ fn zeroed_blocks_of_an_arena_are_zero_also_where_others_were() {
             arena.reset();
         }
     }
-    running.stop();
+    heap.shutdown().expect("everything was freed");
 }
 
 #[test]

@@ -4,21 +4,18 @@
 //!
 //! # Invariants
 //! 1. A page of the region belongs to one owner; it is free only while it holds no object.
-//! 2. All state is behind one lock, which is taken before any lock of the region.
+//! 2. All state is behind one lock, under which the region's calls are made.
 
 #![expect(unsafe_code, reason = "declares the unsafe call that frees; drops freed pages")]
 
 use super::pages::{GRANULE, Owner, Pages, Pool, Reuse, granules};
-use crate::base::error::Error;
-use crate::base::settings::settings;
-use crate::base::sync::{Rank, Ranked};
-use crate::base::units::ByteCount;
-use crate::paging::region::{Region, RegionConfig, Stats};
-use crate::store::Store;
-use crate::sys::vm::{Huge, Mapping};
+use crate::sys::Memory;
+use farheap::region::{Region, RegionConfig, Stats};
+use farheap::store::Store;
+use farheap::{ByteCount, Error};
 use std::alloc::Layout;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -58,22 +55,47 @@ pub enum AllocError {
     Far(#[from] Error),
 }
 
-settings! {
-    /// Settings of a collective.
-    pub struct CollectiveConfig {
-        /// Sets the bytes of purely-local memory.
-        ///
-        /// Default: 0, none.
-        local: value(ByteCount) = ByteCount::ZERO,
-        /// Sets the far region: `limit` is the page cache's size, `span` the address space for far
-        /// objects.
-        ///
-        /// Default: [`default_region`](CollectiveConfig::default_region).
-        region: value(RegionConfig) = CollectiveConfig::default_region(),
+/// Settings of a collective.
+#[derive(Clone, Debug)]
+#[must_use = "settings do nothing until something is made of them"]
+#[non_exhaustive]
+pub struct CollectiveConfig {
+    /// See [`local()`](CollectiveConfig::local()).
+    pub local: ByteCount,
+    /// See [`region()`](CollectiveConfig::region()).
+    pub region: RegionConfig,
+}
+
+impl Default for CollectiveConfig {
+    fn default() -> CollectiveConfig {
+        let region = CollectiveConfig::default_region();
+        CollectiveConfig { local: ByteCount::ZERO, region }
     }
 }
 
 impl CollectiveConfig {
+    /// Returns the defaults.
+    pub fn new() -> CollectiveConfig {
+        CollectiveConfig::default()
+    }
+
+    /// Sets the bytes of purely-local memory.
+    ///
+    /// Default: 0, none.
+    pub fn local(mut self, value: ByteCount) -> CollectiveConfig {
+        self.local = value;
+        self
+    }
+
+    /// Sets the far region: `limit` is the page cache's size, `span` the address space for far
+    /// objects.
+    ///
+    /// Default: [`default_region`](CollectiveConfig::default_region).
+    pub fn region(mut self, value: RegionConfig) -> CollectiveConfig {
+        self.region = value;
+        self
+    }
+
     /// Returns the settings of a far region that suit a collective: pages of 4 KiB, 64 GiB of
     /// address space, and nothing is read ahead, because the pages that follow in memory are not
     /// what a search touches next: a third of what a skip list read was read in vain
@@ -87,9 +109,9 @@ impl CollectiveConfig {
 ///
 /// # Examples
 /// ```
-/// use farheap::store::MemStore;
-/// use farheap::sub::{AllocError, Collective, CollectiveConfig, SubAllocator};
 /// use farheap::ByteCount;
+/// use farheap::store::MemStore;
+/// use farheap_collections::sub::{AllocError, Collective, CollectiveConfig, SubAllocator};
 /// use std::alloc::Layout;
 /// use std::sync::Arc;
 ///
@@ -124,8 +146,8 @@ pub struct Collective {
     /// Where the local arena begins; anywhere when its capacity is zero.
     local_base: usize,
     local_capacity: usize,
-    state: Ranked<State>,
-    _local: Option<Mapping>,
+    state: Mutex<State>,
+    _local: Option<Memory>,
 }
 
 #[derive(Debug)]
@@ -153,7 +175,8 @@ impl Collective {
     pub fn create(config: CollectiveConfig, store: Arc<dyn Store>) -> Result<Collective> {
         let region = Region::create(config.region, store)?;
         let page_bytes = region.page_size().as_usize();
-        let (far_base, far_len) = (region.extents().base(), region.extents().span());
+        let far = region.addresses();
+        let (far_base, far_len) = (far.start, far.len());
         let far = Pages::new(far_base, page_bytes, far_len / page_bytes)?;
         let local_capacity = config.local.as_usize() / GRANULE * GRANULE;
         let (local, local_pages) = local_arena(local_capacity)?;
@@ -178,9 +201,9 @@ impl Collective {
             far_len,
             page_bytes,
             page_shift: page_bytes.trailing_zeros(),
-            local_base: local.as_ref().map_or(0, Mapping::addr),
+            local_base: local.as_ref().map_or(0, Memory::addr),
             local_capacity,
-            state: Ranked::new(Rank::Sub, state),
+            state: Mutex::new(state),
             _local: local,
         })
     }
@@ -219,7 +242,7 @@ impl Collective {
             return; // Of an object of the parent's a forked child has nothing.
         }
         let addr = ptr.as_ptr() as usize;
-        let mut state = self.state.lock();
+        let mut state = self.state();
         if self.is_local(ptr.as_ptr()) {
             let state = &mut *state;
             let (page, head) = state.local.give(addr, layout);
@@ -253,11 +276,16 @@ impl Collective {
         }
     }
 
+    /// Poisoning is ignored: the state is valid at every step.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     // What sub-allocators need.
 
     /// A new, empty page for a [`PerPage`](super::PerPage), held until it is [let go](Self::let_go).
     pub(super) fn take_page(&self) -> Result<u32, AllocError> {
-        let mut state = self.state.lock();
+        let mut state = self.state();
         state.may_allocate()?;
         let page = self.fresh_page(&mut state, Owner::PerPage)?;
         state.far.hold(page);
@@ -267,7 +295,7 @@ impl Collective {
     /// The owner of a page, which is held as by [`take_page`](Self::take_page) when that is one
     /// `PerPage`.
     pub(super) fn owner_holding(&self, page: u32) -> Owner {
-        let mut state = self.state.lock();
+        let mut state = self.state();
         let owner = state.far.owner(page);
         if owner == Owner::PerPage {
             state.far.hold(page);
@@ -280,7 +308,7 @@ impl Collective {
             return Ok(dangling(layout));
         }
         check(layout, LOCAL_PAGE)?;
-        let mut guard = self.state.lock();
+        let mut guard = self.state();
         guard.may_allocate()?;
         let state = &mut *guard;
         let bytes = granules(layout) * GRANULE;
@@ -306,7 +334,7 @@ impl Collective {
             return Ok(dangling(layout));
         }
         check(layout, self.page_bytes)?;
-        let mut state = self.state.lock();
+        let mut state = self.state();
         state.may_allocate()?;
         state.far.take(page, layout).map(pointer).ok_or(AllocError::Full)
     }
@@ -315,7 +343,7 @@ impl Collective {
         if layout.size() == 0 {
             return Ok(dangling(layout));
         }
-        let mut guard = self.state.lock();
+        let mut guard = self.state();
         guard.may_allocate()?;
         let state = &mut *guard;
         if layout.size() > self.page_bytes {
@@ -341,7 +369,7 @@ impl Collective {
             return Ok(dangling(layout));
         }
         check(layout, self.page_bytes)?;
-        let mut guard = self.state.lock();
+        let mut guard = self.state();
         guard.may_allocate()?;
         let state = &mut *guard;
         if let Some(page) = hint.and_then(|hint| self.page_of(hint))
@@ -382,18 +410,18 @@ impl Collective {
 
     pub(super) fn owner_of(&self, ptr: *const u8) -> Option<Owner> {
         let page = self.page_of(ptr)?;
-        Some(self.state.lock().far.owner(page))
+        Some(self.state().far.owner(page))
     }
 
     pub(super) fn page_used(&self, page: u32) -> usize {
-        self.state.lock().far.used_bytes(page)
+        self.state().far.used_bytes(page)
     }
 
     pub(super) fn let_go(&self, page: u32) {
         if !self.region.is_here() {
             return;
         }
-        let mut state = self.state.lock();
+        let mut state = self.state();
         state.far.unhold(page);
         if state.far.is_idle(page) && state.far.owner(page) == Owner::PerPage {
             self.release_page(&mut state, page);
@@ -439,7 +467,7 @@ impl Collective {
     fn release_page(&self, state: &mut State, page: u32) {
         state.far.set_owner(page, Owner::Free);
         state.in_use -= 1;
-        let keeps = self.region.budget().limit().get() / KEPT_DIVISOR / self.page_bytes as u64;
+        let keeps = self.region.limit().get() / KEPT_DIVISOR / self.page_bytes as u64;
         if self.region.has_room() && (state.kept.len() as u64) < keeps {
             return state.kept.push(page);
         }
@@ -475,13 +503,13 @@ impl Collective {
     /// Bytes of purely-local memory in use.
     #[must_use]
     pub fn local_used(&self) -> ByteCount {
-        ByteCount(self.state.lock().local_used as u64)
+        ByteCount(self.state().local_used as u64)
     }
 
     /// Pages of far memory that hold objects.
     #[must_use]
     pub fn far_pages(&self) -> u64 {
-        self.state.lock().in_use
+        self.state().in_use
     }
 
     /// Work that the page handler has done.
@@ -500,7 +528,7 @@ impl Collective {
     /// `None` ends it. For tests of what a container does then.
     #[doc(hidden)]
     pub fn refuse_after(&self, count: Option<u64>) {
-        self.state.lock().refuse_after = count;
+        self.state().refuse_after = count;
     }
 }
 
@@ -518,12 +546,12 @@ impl State {
 }
 
 /// The mapping of the local arena and the state of its pages; nothing for a capacity of zero.
-fn local_arena(capacity: usize) -> Result<(Option<Mapping>, Pages)> {
+fn local_arena(capacity: usize) -> Result<(Option<Memory>, Pages)> {
     let count = capacity.div_ceil(LOCAL_PAGE);
     if count == 0 {
         return Ok((None, Pages::new(0, LOCAL_PAGE, 0)?));
     }
-    let mapping = Mapping::reserve(count * LOCAL_PAGE, LOCAL_PAGE, Huge::Default)?;
+    let mapping = Memory::map(count * LOCAL_PAGE, LOCAL_PAGE)?;
     let mut pages = Pages::new(mapping.addr(), LOCAL_PAGE, count)?;
     let tail = capacity - (count - 1) * LOCAL_PAGE;
     if tail < LOCAL_PAGE {

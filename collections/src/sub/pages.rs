@@ -13,8 +13,8 @@
 //! 3. No bit of the first `full_words` words is clear.
 
 use super::runs;
-use crate::base::error::Result;
-use crate::meta::LazyArray;
+use crate::sys::Memory;
+use farheap::Result;
 use std::alloc::Layout;
 
 /// Unit of allocation, in bytes.
@@ -72,6 +72,8 @@ pub(super) struct Head {
     listed: u8,
 }
 
+/// Where notes begin: no note is in two cache lines, or pages, that need not be.
+const PAGE: usize = 4096;
 /// Words of a note before the bits.
 const HEAD_WORDS: usize = 2;
 /// Words of a cache line.
@@ -135,7 +137,7 @@ pub(super) struct Pages {
     base: usize,
     page_shift: u32,
     note_words: usize,
-    notes: LazyArray<u64>,
+    notes: Memory,
 }
 
 impl Pages {
@@ -143,7 +145,7 @@ impl Pages {
     pub(super) fn new(base: usize, page_bytes: usize, count: usize) -> Result<Pages> {
         assert!(page_bytes.is_power_of_two() && page_bytes >= 64 * GRANULE, "{page_bytes}");
         let note_words = (HEAD_WORDS + page_bytes / GRANULE / 64).next_multiple_of(LINE_WORDS);
-        let notes = LazyArray::new(count * note_words)?;
+        let notes = Memory::map(count * note_words * size_of::<u64>(), PAGE)?;
         Ok(Pages { base, page_shift: page_bytes.trailing_zeros(), note_words, notes })
     }
 
@@ -159,13 +161,13 @@ impl Pages {
     #[inline]
     fn note(&self, page: u32) -> &[u64] {
         let first = page as usize * self.note_words;
-        &self.notes[first..first + self.note_words]
+        &self.notes.words()[first..first + self.note_words]
     }
 
     #[inline]
     fn note_mut(&mut self, page: u32) -> &mut [u64] {
         let first = page as usize * self.note_words;
-        &mut self.notes[first..first + self.note_words]
+        &mut self.notes.words_mut()[first..first + self.note_words]
     }
 
     #[inline]
@@ -370,7 +372,7 @@ impl Pool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::testing::ExpectedPanic;
+    use crate::testing::ExpectedPanic;
 
     fn layout(size: usize, align: usize) -> Layout {
         Layout::from_size_align(size, align).expect("a valid layout")

@@ -6,8 +6,10 @@
 
 use crate::common::{Dice, mem_store, seed};
 use farheap::region::RegionConfig;
-use farheap::sub::{AllocError, AnySub, Collective, CollectiveConfig, Kind, SubAllocator};
 use farheap::{ByteCount, Error};
+use farheap_collections::sub::{
+    AllocError, AnySub, Collective, CollectiveConfig, Kind, SubAllocator,
+};
 use std::alloc::Layout;
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
@@ -17,7 +19,7 @@ fn collective_of(page: ByteCount, local: ByteCount, store: ByteCount) -> Option<
     let region = CollectiveConfig::default_region();
     let limit = RegionConfig::limit_min(page);
     let config = CollectiveConfig::new().local(local).region(region.limit(limit).page(page));
-    crate::common::collective(config, mem_store(store))
+    crate::new_collective(config, mem_store(store))
 }
 
 fn collective(local: ByteCount) -> Option<Collective> {

@@ -2,8 +2,7 @@
 //!
 //! An [`Arena`] takes chunks from a placement and hands out their bytes one after the other, from a *lane*
 //! of the calling thread's, so that threads do not wait for each other. Small blocks are never freed one by
-//! one; large ones are blocks of the placement, freed and resized as anywhere. Uses `global`, `handle`,
-//! `placement`.
+//! one; large ones are blocks of the placement, freed and resized as anywhere.
 //!
 //! # Invariants
 //! 1. What the arena knows about its memory is local: dropping it touches none of the memory.
@@ -13,15 +12,14 @@
 
 #![expect(unsafe_code, reason = "allocates")]
 
-use super::global;
-use super::placement::{self, Fill, Placement};
-use super::thread_cache::processors;
-use crate::base::sync::{AtomicUsize, Ordering::Relaxed, Rank, Ranked};
-use crate::base::units::ByteCount;
-use std::alloc::Layout;
+use farheap::allocator_api2::alloc::{AllocError, Allocator, Layout};
+use farheap::{ByteCount, Far, Local, Placement, scope};
 use std::collections::HashMap;
 use std::fmt;
-use std::ptr::{self, NonNull};
+use std::num::NonZero;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Blocks of at least this size are allocated individually: a vector that grows would leave each of its
 /// former blocks unused in a chunk.
@@ -36,7 +34,7 @@ const CHUNK_FIRST: usize = 64 << 10;
 const CHUNK_LAST: usize = 1 << 20;
 
 /// Maximum number of lanes.
-const LANES_MAX: u32 = 16;
+const LANES_MAX: usize = 16;
 
 /// Memory that is freed at once, for objects that end together, such as those of a query.
 ///
@@ -53,8 +51,9 @@ const LANES_MAX: u32 = 16;
 ///
 /// # Examples
 /// ```
-/// use farheap::{Arena, Placement};
+/// use farheap::Placement;
 /// use farheap::allocator_api2::{boxed::Box, vec::Vec};
+/// use farheap_collections::Arena;
 ///
 /// let query = Arena::new(Placement::Local); // `Far` or a tier where a heap runs.
 /// let mut groups: Vec<Vec<u64, &Arena>, &Arena> = Vec::new_in(&query);
@@ -71,8 +70,8 @@ const LANES_MAX: u32 = 16;
 /// ```
 pub struct Arena {
     placement: Placement,
-    lanes: Box<[Ranked<Lane>]>,
-    large: Ranked<HashMap<usize, LargeBlock>>,
+    lanes: Box<[Mutex<Lane>]>,
+    large: Mutex<HashMap<usize, LargeBlock>>,
 }
 
 /// A large block. The address is its key.
@@ -131,7 +130,7 @@ impl Lane {
     }
 
     fn add(&mut self, chunk: NonNull<u8>, layout: Layout) {
-        let _pinned = placement::pin();
+        let _local = scope(Placement::Local);
         self.chunks.push((chunk, layout));
         self.start = chunk.addr().get();
         (self.at, self.end) = (chunk, self.start + layout.size());
@@ -148,6 +147,18 @@ fn thread_number() -> usize {
     NUMBER.try_with(|number| *number).unwrap_or(0)
 }
 
+/// Processors that the process may use.
+fn processors() -> usize {
+    // Asked once: it reads files of control groups.
+    static FOUND: OnceLock<usize> = OnceLock::new();
+    *FOUND.get_or_init(|| std::thread::available_parallelism().map_or(1, NonZero::get))
+}
+
+/// Poisoning is ignored: what is locked is valid at every step.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn is_large(layout: Layout) -> bool {
     layout.size() >= LARGE || layout.align() > ALIGN_MAX
 }
@@ -157,9 +168,9 @@ impl Arena {
     /// heap runs.
     #[must_use]
     pub fn new(placement: Placement) -> Arena {
-        let _pinned = placement::pin();
-        let lanes = (0..processors().min(LANES_MAX)).map(|_| Ranked::new(Rank::Leaf, Lane::new()));
-        Arena { placement, lanes: lanes.collect(), large: Ranked::new(Rank::Leaf, HashMap::new()) }
+        let _local = scope(Placement::Local);
+        let lanes = (0..processors().min(LANES_MAX)).map(|_| Mutex::new(Lane::new()));
+        Arena { placement, lanes: lanes.collect(), large: Mutex::default() }
     }
 
     /// Where its blocks come from.
@@ -171,11 +182,11 @@ impl Arena {
     /// Bytes that it has taken from the placement: what is allocated, and the rest of its chunks.
     #[must_use]
     pub fn reserved(&self) -> ByteCount {
-        let of_lane = |lane: &Ranked<Lane>| {
-            lane.lock().chunks.iter().map(|(_, layout)| layout.size()).sum::<usize>()
+        let of_lane = |lane: &Mutex<Lane>| {
+            lock(lane).chunks.iter().map(|(_, layout)| layout.size()).sum::<usize>()
         };
         let small: usize = self.lanes.iter().map(of_lane).sum();
-        let large: usize = self.large.lock().values().map(|block| block.layout.size()).sum();
+        let large: usize = lock(&self.large).values().map(|block| block.layout.size()).sum();
         ByteCount((small + large) as u64)
     }
 
@@ -186,130 +197,211 @@ impl Arena {
 
     fn free_all(&self) {
         for lane in &self.lanes {
-            let Lane { chunks, .. } = std::mem::replace(&mut *lane.lock(), Lane::new());
+            let Lane { chunks, .. } = std::mem::replace(&mut *lock(lane), Lane::new());
             for (chunk, layout) in chunks {
                 // SAFETY: allocated with this layout, and nobody uses its blocks any more.
-                unsafe { global::free(chunk.as_ptr(), layout) }
+                unsafe { self.source().deallocate(chunk, layout) }
             }
         }
-        let large = std::mem::take(&mut *self.large.lock());
+        let large = std::mem::take(&mut *lock(&self.large));
         for LargeBlock { ptr, layout } in large.into_values() {
             // SAFETY: as above.
-            unsafe { global::free(ptr.as_ptr(), layout) }
+            unsafe { self.source().deallocate(ptr, layout) }
         }
     }
 
-    fn lane(&self) -> &Ranked<Lane> {
+    fn lane(&self) -> &Mutex<Lane> {
         &self.lanes[thread_number() % self.lanes.len()]
     }
 
-    /// Memory of the placement; null when there is none.
-    fn ask(&self, layout: Layout, fill: Fill) -> Option<NonNull<u8>> {
-        let ptr = match self.placement {
-            // SAFETY: no layout here is empty.
-            Placement::Local => unsafe { global::allocate_local(layout, fill) },
-            // SAFETY: as above.
-            Placement::Far => unsafe { global::allocate_far(layout, fill) },
-            // SAFETY: as above.
-            Placement::Tier(tier) => unsafe { global::allocate_in(tier, layout, fill) },
-        };
-        NonNull::new(ptr)
-    }
-
-    /// Allocates; null when there is no memory.
-    pub(super) fn take(&self, layout: Layout, fill: Fill) -> *mut u8 {
-        let block =
-            if is_large(layout) { self.take_large(layout, fill) } else { self.take_small(layout) };
-        let Some(block) = block else { return ptr::null_mut() };
-        if fill == Fill::Zero && !is_large(layout) {
-            // SAFETY: the block is ours, and as large.
-            unsafe { block.write_bytes(0, layout.size()) };
+    /// The allocator of the placement.
+    fn source(&self) -> &dyn Allocator {
+        match &self.placement {
+            Placement::Local => &Local,
+            Placement::Far => &Far,
+            Placement::Tier(tier) => tier,
         }
-        block.as_ptr()
     }
 
-    fn take_small(&self, layout: Layout) -> Option<NonNull<u8>> {
+    fn take_small(&self, layout: Layout) -> Result<NonNull<u8>, AllocError> {
         let lane = self.lane();
         let chunk = {
-            let mut lane = lane.lock();
+            let mut lane = lock(lane);
             if let Some(block) = lane.take(layout) {
-                return Some(block);
+                return Ok(block);
             }
             lane.next_chunk()
         };
         // Not under the lock: it may wait for jemalloc's locks. Another thread of the lane may have added a
         // chunk by now, the rest of which is lost then.
-        let memory = self.ask(chunk, Fill::Any)?;
-        let mut lane = lane.lock();
+        let memory = self.source().allocate(chunk)?.cast();
+        let mut lane = lock(lane);
         lane.add(memory, chunk);
-        Some(lane.take(layout).expect("a chunk has room for a small block"))
-    }
-
-    fn take_large(&self, layout: Layout, fill: Fill) -> Option<NonNull<u8>> {
-        let ptr = self.ask(layout, fill)?;
-        self.note(ptr, layout);
-        Some(ptr)
+        Ok(lane.take(layout).expect("a chunk has room for a small block"))
     }
 
     fn note(&self, ptr: NonNull<u8>, layout: Layout) {
-        let _pinned = placement::pin();
-        let before = self.large.lock().insert(ptr.addr().get(), LargeBlock { ptr, layout });
+        let _local = scope(Placement::Local);
+        let before = lock(&self.large).insert(ptr.addr().get(), LargeBlock { ptr, layout });
         assert!(before.is_none(), "a block was handed out that another one has");
     }
 
     /// Takes a large block off the list.
     fn forget(&self, ptr: NonNull<u8>) {
-        let block = self.large.lock().remove(&ptr.addr().get());
+        let block = lock(&self.large).remove(&ptr.addr().get());
         assert!(block.is_some(), "{ptr:p} is no block of this arena, or was freed");
-    }
-
-    /// Frees a block.
-    ///
-    /// # Safety
-    /// It is a block of this arena with this layout, and is not used again.
-    pub(super) unsafe fn free(&self, ptr: NonNull<u8>, layout: Layout) {
-        if is_large(layout) {
-            self.forget(ptr);
-            // SAFETY: as the caller promises.
-            return unsafe { global::free(ptr.as_ptr(), layout) };
-        }
-        let mut lane = self.lane().lock();
-        if lane.is_last(ptr, layout.size()) {
-            lane.at = ptr;
-        }
     }
 
     /// Resizes a block where it is, or by the placement's allocator; `None`: it has to move.
     ///
     /// # Safety
-    /// As for [`free`](Self::free); `new` has the same alignment and is not empty.
-    pub(super) unsafe fn resize_in_place(
+    /// As for [`Allocator::grow`] and [`Allocator::shrink`], whichever it is; neither layout is empty, and the
+    /// alignments are equal.
+    unsafe fn resize(
         &self,
         ptr: NonNull<u8>,
         old: Layout,
         new: Layout,
-    ) -> Option<NonNull<u8>> {
+        zeroed: bool,
+    ) -> Option<Result<NonNull<u8>, AllocError>> {
         if is_large(old) && is_large(new) {
             self.forget(ptr);
-            // SAFETY: a block of the placement's allocator; as the caller promises.
-            let moved = unsafe { global::reallocate_in_tier(ptr.as_ptr(), old, new) };
-            let moved = NonNull::new(moved);
+            let moved = match new.size() < old.size() {
+                // SAFETY: a block of the placement's allocator; as the caller promises.
+                true => unsafe { self.source().shrink(ptr, old, new) },
+                // SAFETY: as above.
+                false if zeroed => unsafe { self.source().grow_zeroed(ptr, old, new) },
+                // SAFETY: as above.
+                false => unsafe { self.source().grow(ptr, old, new) },
+            };
+            let moved = moved.map(NonNull::cast);
             match moved {
-                Some(moved) => self.note(moved, new),
-                None => self.note(ptr, old),
+                Ok(moved) => self.note(moved, new),
+                Err(_) => self.note(ptr, old),
             }
-            return moved;
+            return Some(moved);
         }
         if is_large(old) || is_large(new) {
             return None;
         }
-        let mut lane = self.lane().lock();
+        let mut lane = lock(self.lane());
         if lane.is_last(ptr, old.size()) && ptr.addr().get() + new.size() <= lane.end {
             // SAFETY: up to the end of the chunk.
             lane.at = unsafe { ptr.add(new.size()) };
-            return Some(ptr);
+            if zeroed && new.size() > old.size() {
+                // SAFETY: inside of the block.
+                let tail = unsafe { ptr.add(old.size()) };
+                // SAFETY: up to the end of the block, of which it is the new part.
+                unsafe { tail.write_bytes(0, new.size() - old.size()) };
+            }
+            return Some(Ok(ptr));
         }
-        (new.size() <= old.size()).then_some(ptr)
+        (new.size() <= old.size()).then_some(Ok(ptr))
+    }
+
+    /// Resizes, by a copy where need be.
+    ///
+    /// # Safety
+    /// As for [`Allocator::grow`] and [`Allocator::shrink`], whichever it is.
+    unsafe fn resize_or_move(
+        &self,
+        ptr: NonNull<u8>,
+        old: Layout,
+        new: Layout,
+        zeroed: bool,
+    ) -> Result<NonNull<[u8]>, AllocError> {
+        if old.size() != 0
+            && new.size() != 0
+            && old.align() == new.align()
+            // SAFETY: as the caller promises.
+            && let Some(resized) = unsafe { self.resize(ptr, old, new, zeroed) }
+        {
+            return resized.map(|moved| NonNull::slice_from_raw_parts(moved, new.size()));
+        }
+        let moved = if zeroed { self.allocate_zeroed(new) } else { self.allocate(new) }?;
+        let len = old.size().min(new.size());
+        // SAFETY: both are valid for `len` bytes, and the new one overlaps nothing.
+        unsafe { moved.cast::<u8>().copy_from_nonoverlapping(ptr, len) };
+        // SAFETY: as the caller promises.
+        unsafe { self.deallocate(ptr, old) };
+        Ok(moved)
+    }
+}
+
+// SAFETY: memory stays valid until it is freed, or the arena is dropped, wherever that moves: it lies in blocks of
+// the placement's allocator. An arena has no clones.
+unsafe impl Allocator for Arena {
+    #[inline]
+    fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
+        let block = if layout.size() == 0 {
+            NonNull::without_provenance(NonZero::new(layout.align()).expect("no alignment is zero"))
+        } else if is_large(layout) {
+            let block = self.source().allocate(layout)?.cast();
+            self.note(block, layout);
+            block
+        } else {
+            self.take_small(layout)?
+        };
+        Ok(NonNull::slice_from_raw_parts(block, layout.size()))
+    }
+
+    fn allocate_zeroed(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
+        if is_large(layout) {
+            // Mostly fresh memory, which is zero already.
+            let block = self.source().allocate_zeroed(layout)?.cast();
+            self.note(block, layout);
+            return Ok(NonNull::slice_from_raw_parts(block, layout.size()));
+        }
+        let block = self.allocate(layout)?;
+        // SAFETY: the block is ours, and as large.
+        unsafe { block.cast::<u8>().write_bytes(0, layout.size()) };
+        Ok(block)
+    }
+
+    #[inline]
+    unsafe fn deallocate(&self, ptr: NonNull<u8>, layout: Layout) {
+        if layout.size() == 0 {
+            return;
+        }
+        if is_large(layout) {
+            self.forget(ptr);
+            // SAFETY: as the caller promises.
+            return unsafe { self.source().deallocate(ptr, layout) };
+        }
+        let mut lane = lock(self.lane());
+        if lane.is_last(ptr, layout.size()) {
+            lane.at = ptr;
+        }
+    }
+
+    unsafe fn grow(
+        &self,
+        ptr: NonNull<u8>,
+        old: Layout,
+        new: Layout,
+    ) -> Result<NonNull<[u8]>, AllocError> {
+        // SAFETY: as the caller promises.
+        unsafe { self.resize_or_move(ptr, old, new, false) }
+    }
+
+    unsafe fn grow_zeroed(
+        &self,
+        ptr: NonNull<u8>,
+        old: Layout,
+        new: Layout,
+    ) -> Result<NonNull<[u8]>, AllocError> {
+        // SAFETY: as the caller promises.
+        unsafe { self.resize_or_move(ptr, old, new, true) }
+    }
+
+    unsafe fn shrink(
+        &self,
+        ptr: NonNull<u8>,
+        old: Layout,
+        new: Layout,
+    ) -> Result<NonNull<[u8]>, AllocError> {
+        // SAFETY: as the caller promises.
+        unsafe { self.resize_or_move(ptr, old, new, false) }
     }
 }
 

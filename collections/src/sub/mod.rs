@@ -1,4 +1,4 @@
-//! Sub-allocators: memory by what a program knows about its objects. Layer 7.
+//! Sub-allocators: memory by what a program knows about its objects.
 //!
 //! The far-memory model divides addresses into local memory, which never faults, and pages, which
 //! come and go as one. A [`Collective`] owns both and hands out objects through sub-allocators:
@@ -13,8 +13,7 @@
 //!        `-- HintOnly      for comparison --'
 //! ```
 //! Pointers are plain and interchangeable. What a page holds is written down in local memory,
-//! never in the page: freeing does not fault. Uses `region`, `meta`. Containers on it are
-//! in the crate `farheap-collections`.
+//! never in the page: freeing does not fault. The maps of this crate take their nodes from it.
 
 mod collective;
 mod kinds;
