@@ -414,7 +414,7 @@ impl Heap {
     /// Bytes that are allocated in this tier, as callers asked for them; zero in a forked child.
     #[must_use]
     pub fn allocated(&self) -> ByteCount {
-        if self.region.is_here() { self.arenas.stats().allocated } else { ByteCount::ZERO }
+        if self.region.is_here() { self.arenas.allocated() } else { ByteCount::ZERO }
     }
 
     /// Bytes of RAM that the allocator has for everything that is not far: live, freed and kept for
@@ -463,13 +463,6 @@ impl Heap {
         let of_arenas = self.while_running(FarArenas::memory).unwrap_or_default();
         let resident_bytes = ByteCount(of_arenas.resident_bytes.0 + self.resident().0);
         TierMemory { resident_bytes, ..of_arenas }
-    }
-
-    /// The same for each of the tier's arenas, of which threads use different ones; none once it was shut
-    /// down.
-    #[must_use]
-    pub fn memory_of_arenas(&self) -> Vec<TierMemory> {
-        self.while_running(|arenas| arenas.arenas().memory()).unwrap_or_default()
     }
 
     /// Uses of the process's local memory now, by jemalloc's account: that of all that is not far, but for

@@ -16,8 +16,8 @@ macro_rules! for_tier_memory {
         $callback! {
             $($head)*
             "blocks" {
-                /// Bytes in blocks, as callers asked for them. jemalloc does not count these for local memory and
-                /// for single arenas: there it is the sum of `small_bytes` and `large_bytes`.
+                /// Bytes in blocks, as callers asked for them. jemalloc does not count these for local memory: there
+                /// it is the sum of `small_bytes` and `large_bytes`.
                 allocated_bytes: bytes "allocated";
                 /// Bytes of small blocks (below 16 KiB), rounded up to their classes; with those that threads keep
                 /// for their next allocations.
@@ -34,8 +34,7 @@ macro_rules! for_tier_memory {
                 retained_bytes: bytes "of addresses retained";
                 /// Bytes of what jemalloc keeps about all this: in RAM, or far by the option `metadata`.
                 metadata_bytes: bytes "of metadata";
-                /// Bytes of RAM that all of this has, metadata included; of a single arena of a far tier only that
-                /// of its local metadata, because its pages are not counted by arena.
+                /// Bytes of RAM that all of this has, metadata included.
                 resident_bytes: bytes "resident";
             }
         }
@@ -43,10 +42,9 @@ macro_rules! for_tier_memory {
 }
 
 for_tier_memory!(statistics (
-    /// Uses of the memory of a tier, or of one of its arenas, at the moment.
+    /// Uses of the memory of a tier at the moment.
     ///
-    /// From [`Heap::memory`](crate::Heap::memory), [`Heap::memory_of_arenas`](crate::Heap::memory_of_arenas)
-    /// and [`Heap::local_memory`](crate::Heap::local_memory). The `resident` bytes of local memory and all
+    /// From [`Heap::memory`](crate::Heap::memory) and [`Heap::local_memory`](crate::Heap::local_memory). The `resident` bytes of local memory and all
     /// tiers together are what the allocator adds to the process's resident memory.
     pub struct TierMemory;
 ));

@@ -55,20 +55,15 @@ impl ArenaSet {
         ByteCount(self.arenas.iter().map(FarArena::committed).sum())
     }
 
-    /// Requests to commit that the source has refused.
-    pub(super) fn refused(&self) -> u64 {
-        self.arenas.iter().map(FarArena::refused).sum()
-    }
-
     /// Bytes of address space that jemalloc takes for resident in the tier, as of its last epoch.
     pub(super) fn seems_resident(&self) -> ByteCount {
         ByteCount(self.arenas.iter().map(FarArena::seems_resident).sum())
     }
 
-    /// Uses of each arena's memory now.
-    pub(crate) fn memory(&self) -> Vec<TierMemory> {
+    /// Uses of all arenas' memory now.
+    pub(super) fn memory(&self) -> TierMemory {
         accounting::look();
-        self.arenas.iter().map(FarArena::memory).collect()
+        accounting::sum(self.arenas.iter().map(FarArena::memory))
     }
 
     /// Bytes that are free and not yet given back.

@@ -79,11 +79,6 @@ impl FarArena {
         self.metadata.as_ref().map_or(0, |far| far.committed().0)
     }
 
-    /// Requests to commit that the source has refused.
-    pub(super) fn refused(&self) -> u64 {
-        self.hooks.refused() + self.metadata.as_ref().map_or(0, |far| far.refused())
-    }
-
     /// Uses of the arena's memory, as of jemalloc's last epoch. `resident_bytes` is what of its metadata is
     /// local RAM.
     pub(super) fn memory(&self) -> TierMemory {

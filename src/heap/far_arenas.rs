@@ -30,12 +30,12 @@ mod closing;
 
 pub(crate) use closing::ClosedArenas;
 
-use super::accounting::{self, TierMemory};
+use super::accounting::TierMemory;
 use super::arena_set::ArenaSet;
 use super::counts::{self, Counts};
 use super::dirty_bound::DirtyBound;
 use super::entry::{Closed, Entry};
-use super::far_options::{FarArenasOptions, FarArenasStats};
+use super::far_options::FarArenasOptions;
 use super::hooks::{self, ExtentSource};
 use super::jemalloc::{self, Flags};
 use super::page_sizes::PageSizes;
@@ -45,7 +45,7 @@ use super::thread_cache::magazine::{self, SmallClass};
 use super::thread_cache::{self, Access, Allowance, Flush, ThreadCache, ThreadCaches};
 use crate::base::error::{Error, Result};
 use crate::base::strict_assert;
-use crate::base::sync::{AtomicU64, Ordering::Relaxed, Rank, Ranked};
+use crate::base::sync::{Rank, Ranked};
 use crate::base::units::ByteCount;
 use std::alloc::Layout;
 use std::cell::Cell;
@@ -90,8 +90,6 @@ pub(crate) struct FarArenas {
     entry: Entry,
     /// Bytes through the shared path.
     shared_counts: Counts,
-    out_of_memory: AtomicU64,
-    purges: AtomicU64,
 }
 
 impl FarArenas {
@@ -127,8 +125,6 @@ impl FarArenas {
             dirty: DirtyBound::new(options.dirty_max.0),
             entry: Entry::new(),
             shared_counts: Counts::new(),
-            out_of_memory: AtomicU64::new(0),
-            purges: AtomicU64::new(0),
         })))
     }
 
@@ -309,17 +305,6 @@ impl FarArenas {
         unsafe { self.reallocate_shared(ptr, old, new) }
     }
 
-    /// The tier's numbers now.
-    pub(crate) fn stats(&self) -> FarArenasStats {
-        FarArenasStats {
-            allocated: self.in_use(),
-            committed: self.arenas.committed(),
-            commits_refused: self.arenas.refused(),
-            out_of_memory: self.out_of_memory.load(Relaxed),
-            purges: self.purges.load(Relaxed),
-        }
-    }
-
     /// Gives memory back, in batches: what has decayed, what idle threads keep, and everything
     /// free when there is too much of it. To be called every 100 ms or so, from one thread that
     /// never touches far memory.
@@ -345,11 +330,9 @@ impl FarArenas {
             return;
         }
         // What is committed and not in use bounds what is dirty, without asking jemalloc.
-        let stats = self.stats();
-        let free = stats.committed.get().saturating_sub(stats.allocated.get());
+        let free = self.arenas.committed().get().saturating_sub(self.allocated().get());
         if free > most && self.arenas.dirty().get() > most {
             self.arenas.purge();
-            self.purges.fetch_add(1, Relaxed);
         }
     }
 
@@ -379,14 +362,13 @@ impl FarArenas {
         }
         if self.arenas.dirty() > least {
             self.arenas.purge();
-            self.purges.fetch_add(1, Relaxed);
         }
     }
 
     /// Uses of the tier's memory now, but for the far memory that is resident.
     pub(crate) fn memory(&self) -> TierMemory {
-        let of_arenas = accounting::sum(self.arenas.memory().into_iter());
-        TierMemory { allocated_bytes: self.in_use(), ..of_arenas }
+        let of_arenas = self.arenas.memory();
+        TierMemory { allocated_bytes: self.allocated(), ..of_arenas }
     }
 
     /// Gives back all that is free now, what caches keep included.
@@ -570,9 +552,6 @@ impl FarArenas {
         self.reclaim();
         let second = attempt();
         REFUSED.set(second.is_null());
-        if second.is_null() {
-            self.out_of_memory.fetch_add(1, Relaxed);
-        }
         second
     }
 
@@ -586,8 +565,8 @@ impl FarArenas {
         self.access().map_or(0, |mut access| access.large_bytes())
     }
 
-    /// Bytes allocated and not freed.
-    fn in_use(&self) -> ByteCount {
+    /// Bytes allocated and not freed, as callers asked for them; what caches hold is not in use.
+    pub(crate) fn allocated(&self) -> ByteCount {
         let of_slots = || self.caches.iter().map(|cache| cache.counts());
         ByteCount(counts::in_use(|| of_slots().chain([&self.shared_counts])))
     }

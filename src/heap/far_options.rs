@@ -47,18 +47,3 @@ impl Default for FarArenasOptions {
         }
     }
 }
-
-/// A far tier's numbers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct FarArenasStats {
-    /// Bytes in use, as callers asked for them; what caches hold is not in use.
-    pub(crate) allocated: ByteCount,
-    /// Bytes charged to the source: in use, cached, dirty, and the unused rest of slabs.
-    pub(crate) committed: ByteCount,
-    /// Requests to commit that the source refused.
-    pub(crate) commits_refused: u64,
-    /// Allocations that failed even after everything free had been given back.
-    pub(crate) out_of_memory: u64,
-    /// Times that too many bytes were dirty.
-    pub(crate) purges: u64,
-}

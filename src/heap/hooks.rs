@@ -100,8 +100,6 @@ pub(super) struct Hooks {
     source: *const dyn ExtentSource,
     /// Bytes committed and not decommitted.
     committed: AtomicU64,
-    /// `commit` calls that the source refused.
-    refused: AtomicU64,
     born: Born,
 }
 
@@ -159,7 +157,6 @@ impl Hooks {
             table,
             source: Arc::as_ptr(source),
             committed: AtomicU64::new(0),
-            refused: AtomicU64::new(0),
             born: Born::here(),
         }
     }
@@ -180,11 +177,6 @@ impl Hooks {
         ByteCount(self.committed.load(Relaxed))
     }
 
-    /// How often the source has refused to commit.
-    pub(super) fn refused(&self) -> u64 {
-        self.refused.load(Relaxed)
-    }
-
     /// Whether the source can be used: not in a forked child, which has no part of it.
     fn is_here(&self) -> bool {
         self.born.is_here()
@@ -199,10 +191,7 @@ impl Hooks {
     }
 
     fn commit(&self, ptr: NonNull<u8>, len: usize) -> Option<Edges> {
-        let Some(edges) = self.source().commit(ptr, ByteCount(len as u64)) else {
-            self.refused.fetch_add(1, Relaxed);
-            return None;
-        };
+        let edges = self.source().commit(ptr, ByteCount(len as u64))?;
         self.committed.fetch_add(len as u64, Relaxed);
         note_committed(Committed { start: ptr.addr().get(), len, edges });
         Some(edges)

@@ -305,7 +305,6 @@ fn a_full_tier_returns_null_and_recovers_after_a_free() {
     let running = start(ByteCount::mib(64), FarArenasOptions::default());
     let mut blocks: Vec<Block> = std::iter::from_fn(|| Block::new(layout(1 << 20, 8), 3)).collect();
     assert!((50..=64).contains(&blocks.len()), "{} blocks of 1 MiB in 64 MiB", blocks.len());
-    assert_eq!(running.arenas.stats().out_of_memory, 1);
     assert!(!blocks[0].resize(32 << 20));
     blocks.truncate(8);
     // Not of the same size: what was freed must go back to the source first.
@@ -385,7 +384,7 @@ fn handles_serve_empty_layouts_and_growth_out_of_them() {
     let shrunk = unsafe { Far.shrink(grown.cast(), layout(100, 64), empty) }.expect("fits");
     // SAFETY: allocated above, with this layout.
     unsafe { Far.deallocate(shrunk.cast(), empty) };
-    let allocated = running.arenas.stats().allocated;
+    let allocated = running.arenas.allocated();
     assert_eq!(allocated, ByteCount::ZERO);
     running.stop();
 }
@@ -466,7 +465,7 @@ fn a_heap_ends_while_a_thread_asks_for_far_memory() {
             let options = FarArenasOptions { arenas: 1, ..FarArenasOptions::default() };
             let arenas = FarArenas::create(source, options).expect("jemalloc has an arena left");
             install(arenas).expect("no heap is running");
-            while arenas.stats().committed == ByteCount::ZERO {
+            while arenas.arenas().committed() == ByteCount::ZERO {
                 thread::yield_now();
             }
             // The thread holds a block for moments only, but may be stopped in one of them.
@@ -529,13 +528,12 @@ fn a_source_that_is_short_gets_free_memory_back_when_it_is_worth_it() {
         FarArenasOptions { decay: Duration::from_secs(1000), ..FarArenasOptions::default() };
     let running = start(ByteCount::gib(1), options);
     drop((0..16).map(|_| block(2 << 20)).collect::<Vec<_>>());
-    let free = running.arenas.stats().committed;
-    assert!(free >= ByteCount::mib(24), "{:?}", running.arenas.stats());
+    let free = running.arenas.arenas().committed();
+    assert!(free >= ByteCount::mib(24), "{}", running.arenas.memory());
     running.arenas.give_back(ByteCount::mib(64));
-    assert_eq!(running.arenas.stats().committed, free, "too little to be worth it");
+    assert_eq!(running.arenas.arenas().committed(), free, "too little to be worth it");
     running.arenas.give_back(ByteCount::mib(1));
-    assert!(running.arenas.stats().committed <= ByteCount::mib(8), "{:?}", running.arenas.stats());
-    assert_eq!(running.arenas.stats().purges, 1);
+    assert!(running.arenas.arenas().committed() <= ByteCount::mib(8), "{}", running.arenas.memory());
     running.stop();
 }
 
@@ -556,7 +554,7 @@ fn maintenance_empties_the_caches_of_sleeping_threads() {
     // The first round notes what the thread has done, the second finds it idle.
     running.arenas.maintain();
     running.arenas.maintain();
-    assert_eq!(running.arenas.stats().committed, ByteCount::ZERO);
+    assert_eq!(running.arenas.arenas().committed(), ByteCount::ZERO);
     wake.send(()).expect("the thread waits");
     sleeper.join().expect("the thread asserts nothing false");
     running.stop();
@@ -625,7 +623,7 @@ fn more_threads_than_slots_are_served_without_caches() {
     assert!(running.arenas.claim_cache().expect("is open").is_none());
     assert!(without.is_far());
     assert!(without.resize(100_000));
-    assert_eq!(running.arenas.stats().allocated, ByteCount(100_100));
+    assert_eq!(running.arenas.allocated(), ByteCount(100_100));
     drop((with_slot, without));
     running.stop();
 }
@@ -774,7 +772,7 @@ proptest! {
             }
             let far = blocks.iter().filter(|block| block.is_far());
             let bytes: usize = far.map(|block| block.layout.size()).sum();
-            prop_assert_eq!(running.arenas.stats().allocated, ByteCount(bytes as u64));
+            prop_assert_eq!(running.arenas.allocated(), ByteCount(bytes as u64));
         }
         drop(blocks);
         running.stop();

@@ -71,7 +71,7 @@ impl Live {
     ) -> std::fmt::Result {
         let (text, generation) = (&mut self.text, self.generation);
         writeln!(text, "farheap-stats 1 {generation}\ntier {}", self.tier)?;
-        writeln!(text, "allocated_bytes {}", arenas.stats().allocated.0)?;
+        writeln!(text, "allocated_bytes {}", arenas.allocated().0)?;
         writeln!(text, "local_bytes {}", heap::local_resident().0)?;
         if let Some(limit) = limit {
             writeln!(text, "process_limit_bytes {}", limit.0)?;

@@ -32,13 +32,13 @@ impl FarArenas {
             control.is_some()
         });
         let Some(control) = control else {
-            return Err(Error::InUse { bytes: self.in_use() });
+            return Err(Error::InUse { bytes: self.allocated() });
         };
         // From here on dropped, also on the way out.
         let mut closed = ClosedArenas { arenas: self, caches: Vec::new(), _control: control };
         self.entry.set_closed(true);
         let alone = wait_until_alone(&self.caches, &self.entry);
-        let bytes = self.in_use();
+        let bytes = self.allocated();
         let (Some(caches), ByteCount::ZERO) = (alone, bytes) else {
             return Err(Error::InUse { bytes });
         };

@@ -189,7 +189,7 @@ fn memory_of_no_tier_crosses_to_another_however_it_is_freed_by_short_lived_threa
     });
     drop(left);
     for arenas in four.all() {
-        assert_eq!(arenas.stats().allocated, ByteCount::ZERO);
+        assert_eq!(arenas.allocated(), ByteCount::ZERO);
     }
     four.stop();
 }

@@ -27,10 +27,10 @@ fn a_far_block_that_c_resizes_stays_far_with_its_bytes_and_is_counted_once() {
     assert!(moved != block && c_malloc::is_far(moved.as_ptr()));
     // SAFETY: the block has 500 bytes, of which 100 were copied.
     assert!(unsafe { slice::from_raw_parts(moved.as_ptr(), 100) }.iter().all(|byte| *byte == 7));
-    assert_eq!(running.arenas.stats().allocated, ByteCount(512));
+    assert_eq!(running.arenas.allocated(), ByteCount(512));
     // SAFETY: allocated above, not used any more.
     unsafe { c_malloc::free(moved) };
-    assert_eq!(running.arenas.stats().allocated, ByteCount::ZERO);
+    assert_eq!(running.arenas.allocated(), ByteCount::ZERO);
     running.stop();
 }
 
@@ -58,7 +58,7 @@ fn the_size_of_a_far_block_is_jemallocs_whatever_was_on_its_page_before() {
         running.arenas.give_back(ByteCount::ZERO);
     }
     assert!(changed > 100, "{changed} pages had blocks of another size before");
-    assert_eq!(running.arenas.stats().allocated, ByteCount::ZERO);
+    assert_eq!(running.arenas.allocated(), ByteCount::ZERO);
     running.stop();
 }
 
