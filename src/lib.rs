@@ -1,13 +1,13 @@
 // README's links to other pages, for its reader here: the first definition of a link counts.
-#![doc = "[architecture]: crate::guide::architecture"]
-#![doc = "[configuration]: crate::guide::configuration"]
-#![doc = "[ffi]: crate::guide::ffi"]
-#![doc = "[guarantees]: crate::guide::guarantees"]
-#![doc = "[install]: crate::guide::install"]
-#![doc = "[limits]: crate::guide::limits"]
-#![doc = "[run]: crate::guide::run"]
-#![doc = "[rust]: crate::guide::rust"]
-#![doc = ""]
+//! [architecture]: crate::guide::architecture
+//! [configuration]: crate::guide::configuration
+//! [ffi]: crate::guide::ffi
+//! [guarantees]: crate::guide::guarantees
+//! [install]: crate::guide::install
+//! [limits]: crate::guide::limits
+//! [run]: crate::guide::run
+//! [rust]: crate::guide::rust
+//!
 #![doc = include_str!("../README.md")]
 #![cfg_attr(all(feature = "nightly", not(std_allocator)), feature(allocator_api))]
 // Under loom there is only what its models run; the rest needs a kernel.
@@ -69,24 +69,13 @@ mod sys;
 pub mod guide {
     #[allow(unused_imports, reason = "the pages link to items by their names")]
     use super::*;
-    #[doc = include_str!("../docs/architecture.md")]
-    pub mod architecture {}
-    #[doc = include_str!("../docs/configuration.md")]
-    pub mod configuration {}
-    #[doc = include_str!("../docs/engine.md")]
-    pub mod engine {}
-    #[doc = include_str!("../docs/ffi.md")]
-    pub mod ffi {}
-    #[doc = include_str!("../docs/guarantees.md")]
-    pub mod guarantees {}
-    #[doc = include_str!("../docs/install.md")]
-    pub mod install {}
-    #[doc = include_str!("../docs/limits.md")]
-    pub mod limits {}
-    #[doc = include_str!("../docs/run.md")]
-    pub mod run {}
-    #[doc = include_str!("../docs/rust.md")]
-    pub mod rust {}
+    macro_rules! pages {
+        ($($name:ident)*) => { $(
+            #[doc = include_str!(concat!("../docs/", stringify!($name), ".md"))]
+            pub mod $name {}
+        )* };
+    }
+    pages!(architecture configuration engine ffi guarantees install limits run rust);
 }
 
 /// The version of `allocator-api2` (0.2) whose `Allocator` the handles [`Far`] and [`Local`]
@@ -96,11 +85,11 @@ pub mod guide {
 pub use allocator_api2;
 pub use base::error::{Error, Result};
 pub use base::units::{ByteCount, PageCount, PageId};
-#[cfg(not(loom))]
-pub use config::Config;
 #[cfg(all(feature = "heap", not(loom)))]
 pub use heap::{Far, FarHeap, Local, Placement, Scope, Tier, TierMemory, scope};
 // For the interface for C, which is a crate of its own.
+#[cfg(not(loom))]
+pub use config::Config;
 #[cfg(all(feature = "heap", not(loom)))]
 #[doc(hidden)]
 pub use heap::c_malloc as malloc;
@@ -126,10 +115,7 @@ pub mod host {
     pub use crate::sys::pagemap::Pagemap;
     pub use crate::sys::uffd::Uffd;
 }
+// That one prints by `messages`; the command asks the machine by `probe`.
 #[cfg(not(loom))]
 #[doc(hidden)]
-pub use sys::messages;
-// For the command, which is a crate of its own.
-#[cfg(not(loom))]
-#[doc(hidden)]
-pub use sys::probe;
+pub use sys::{messages, probe};

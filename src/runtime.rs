@@ -20,7 +20,7 @@ use crate::heap::{
     self, Edges, ExtentSource, FarArenas, FarArenasOptions, TIERS_MAX, Tier, TierMemory,
 };
 use crate::limit::manager::MemoryManager;
-use crate::paging::region::{Mode, Region, Stats};
+use crate::paging::region::{self, Mode, Region, Stats};
 use crate::store::{BlockStore, Store};
 use crate::sys::messages::{self, Deliver};
 use crate::sys::probe::Node;
@@ -122,7 +122,7 @@ impl Heap {
     ///
     /// # Errors
     /// As [`start`](Heap::start); [`Error::Config`] for an option that says which device or file to
-    /// open, or how: `device`, `overwrite`, `dir`, `capacity`, `reserve` and `io`.
+    /// open, or how: `device`, `overwrite`, `dir`, `capacity` and `reserve`.
     ///
     /// # Examples
     /// ```
@@ -184,9 +184,8 @@ impl Heap {
             return Err(Error::Forked { what: "a far heap" });
         }
         if manager.is_some() && config.asks_for_limit() {
-            let reason =
-                "conflicts with a memory manager, whose limit counts local memory".to_owned();
-            return Err(Error::Config { key: "limit".to_owned(), reason });
+            let reason = "conflicts with a memory manager, whose limit counts local memory";
+            return Err(Error::config("limit", reason));
         }
         // A forked child has no tier of its own: what it allocates is local. Before the lock is taken, for which
         // a child of another thread's would wait.
@@ -239,7 +238,7 @@ impl Heap {
     /// # Errors
     /// As [`start`](Heap::start); [`Error::NotRunning`] when this heap was shut down;
     /// [`Error::Config`] for a name that is taken or has other characters, for an eighth further
-    /// tier, and for the options `threshold`, `place` and `limit`, which are not a tier's.
+    /// tier, and for the options `threshold`, `check` and `limit`, which are not a tier's.
     ///
     /// # Examples
     /// See [`Tier`].
@@ -261,7 +260,7 @@ impl Heap {
         if !self.region.is_here() {
             return Err(Error::Forked { what: "a far heap" });
         }
-        let refused = |reason: String| Error::Config { key: format!("tier `{name}`"), reason };
+        let refused = |reason: String| Error::config(&format!("tier `{name}`"), reason);
         config.check_places_nothing()?;
         let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
         if name.is_empty() || name.len() > NAME_MAX || !name.bytes().all(is_plain) {
@@ -280,12 +279,9 @@ impl Heap {
             return Err(refused(format!("{TIERS_MAX} far tiers run already")));
         };
         let store = store.map_or_else(|| open_store(&config), Ok)?;
-        let region = match running[0].heap.region.manager() {
-            Some(manager) => {
-                Region::join(manager, &format!("far tier {name}"), config.region(), store)?
-            }
-            None => Arc::new(Region::create(config.region(), store)?),
-        };
+        let consumer = format!("far tier {name}");
+        let under = running[0].heap.region.manager().map(|manager| (manager, &*consumer));
+        let region = Arc::new(region::create(config.region(), store, under)?);
         let options = FarArenasOptions { slot, threshold: None, ..options(&config) };
         start_tier(&mut running, name, region, options, Beside::Nothing)
     }
@@ -358,7 +354,7 @@ impl Heap {
         let Some(process) = bounded.ok_or(Error::NotRunning)? else {
             let reason =
                 "nothing bounds the process here: `limit:off`, a memory manager, or a further tier";
-            return Err(Error::Config { key: "limit".to_owned(), reason: reason.to_owned() });
+            return Err(Error::config("limit", reason));
         };
         let minimum = self.region.limit_min();
         if limit < minimum {

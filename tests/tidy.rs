@@ -682,7 +682,7 @@ fn the_front_page_stands_alone() {
             if !page.is_some_and(|page| root().join(format!("docs/{page}.md")).is_file()) {
                 violations.push(format!("{link} is no page of docs/"));
             }
-            if !lib.contains(&format!("#![doc = \"{name}]: crate::")) {
+            if !lib.contains(&format!("//! {name}]: crate::")) {
                 violations.push(format!("{name}] is no page of the documentation"));
             }
         }

@@ -5,7 +5,7 @@
 
 use crate::probe::{read_line, read_number};
 use farheap::ByteCount;
-use farheap::probe::{Contents, look};
+use farheap::probe::{self, Contents};
 use nix::sys::statvfs::statvfs;
 use nix::unistd::geteuid;
 use std::fs::{self, File, OpenOptions};
@@ -171,7 +171,7 @@ impl Device {
                 .then(|| meta.uid()),
             is_open_to_others: kind == DeviceKind::File && meta.mode() & 0o077 != 0,
             busy: kind == DeviceKind::Block && is_busy(path),
-            contents: look().contents(&file, size)?,
+            contents: probe::contents(&file, size)?,
             direct_io_refusal: direct.err().map(|error| error.to_string()),
         })
     }

@@ -304,15 +304,15 @@ pub(crate) struct Probe {
 impl Probe {
     /// Asks everything; takes about a millisecond.
     pub(crate) fn run() -> Probe {
-        let machine = probe::look();
         let privileges = Privileges::detect();
+        let routes = Route::ALL.map(|route| (route, route.features()));
         Probe {
             kernel: read_line("/proc/sys/kernel/osrelease").unwrap_or_default(),
             privileges,
-            userfaultfd: Userfaultfd::of(&machine.routes, privileges),
-            uring: Uring::of(machine.ring, privileges),
-            memory: machine.memory,
-            nodes: machine.nodes,
+            userfaultfd: Userfaultfd::of(&routes, privileges),
+            uring: Uring::of(probe::try_ring(), privileges),
+            memory: Memory::detect(),
+            nodes: Node::all(),
             limits: Limits::detect(),
         }
     }

@@ -500,8 +500,8 @@ farheap_status farheap_heap_stats(farheap_heap *heap, farheap_stats *out) FARHEA
 typedef struct farheap_memory {
     /* sizeof(farheap_memory) */
     size_t size;
-    /* Bytes in blocks, as callers asked for them. jemalloc does not count these for local memory
-     * and for single arenas: there it is the sum of small_bytes and large_bytes. */
+    /* Bytes in blocks, as callers asked for them. jemalloc does not count these for local memory:
+     * there it is the sum of small_bytes and large_bytes. */
     uint64_t allocated_bytes;
     /* Bytes of small blocks (below 16 KiB), rounded up to their classes; with those that threads
      * keep for their next allocations. */
@@ -516,8 +516,7 @@ typedef struct farheap_memory {
     uint64_t retained_bytes;
     /* Bytes of what jemalloc keeps about all this: in RAM, or far by the option metadata. */
     uint64_t metadata_bytes;
-    /* Bytes of RAM that all of this has, metadata included; of a single arena of a far tier only
-     * that of its local metadata, because its pages are not counted by arena. */
+    /* Bytes of RAM that all of this has, metadata included. */
     uint64_t resident_bytes;
 } farheap_memory;
 

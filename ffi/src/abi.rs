@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "exports functions")]
 
 use crate::error::{FARHEAP_E_ABI, Failure, Result, call, farheap_status, value};
-use farheap::probe::look;
+use farheap::probe::{Route, try_ring};
 use std::ffi::c_char;
 
 /// The version of the ABI: grows when a function or structure changes its meaning. What is only
@@ -55,14 +55,12 @@ pub extern "C" fn farheap_has_feature(feature: farheap_feature) -> bool {
         if feature == FARHEAP_FEATURE_BTREE {
             return Ok(true);
         }
-        let machine = look();
-        let mut open =
-            machine.routes.iter().filter_map(|(route, found)| Some((route, found.ok()?)));
+        let mut open = Route::ALL.iter().filter_map(|route| Some((route, route.features().ok()?)));
         Ok(match feature {
             FARHEAP_FEATURE_USERFAULTFD => open.next().is_some(),
             FARHEAP_FEATURE_KERNEL_FAULTS => open.any(|(route, _)| route.has_kernel_faults()),
             FARHEAP_FEATURE_MOVE => open.any(|(_, features)| features & UFFD_FEATURE_MOVE != 0),
-            FARHEAP_FEATURE_IO_URING => machine.ring.is_ok(),
+            FARHEAP_FEATURE_IO_URING => try_ring().is_ok(),
             _ => return Err(Failure::argument(format!("there is no feature {feature}"))),
         })
     })

@@ -14,8 +14,8 @@ use crate::error::{
 use crate::handle::{self, methods, opaque};
 use crate::heap::{advice, farheap_advice, farheap_latencies, farheap_range, latencies, ranges};
 use crate::stats::farheap_stats;
-use farheap_collections::sub::{AnySub, Collective, CollectiveConfig, PerPage, SubAllocator};
 use farheap::{ByteCount, Config};
+use farheap_collections::sub::{AnySub, Collective, CollectiveConfig, PerPage, SubAllocator};
 use std::alloc::Layout;
 use std::ffi::{c_char, c_void};
 use std::ptr::{self, NonNull};

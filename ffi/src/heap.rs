@@ -12,7 +12,7 @@ use crate::manager::farheap_manager;
 use crate::scope::farheap_placement;
 use crate::stats::{farheap_memory, farheap_stats};
 use farheap::region::{Advice, Latencies, Latency};
-use farheap::{ByteCount, Config, Heap, malloc};
+use farheap::{ByteCount, Config, Heap};
 use std::ffi::{c_char, c_void};
 
 opaque! {
@@ -338,7 +338,7 @@ methods! { farheap_heap: Heap;
 
     farheap_heap_placement(heap, out: *mut farheap_placement) {
         // SAFETY: NULL or writable, as the caller promises.
-        unsafe { write(out, malloc::number_of(heap.tier())) }
+        unsafe { write(out, heap.tier().to_bits()) }
     }
 
     farheap_heap_memory(heap, out: *mut farheap_memory) {

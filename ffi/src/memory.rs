@@ -7,7 +7,7 @@ use crate::error::{
 };
 use crate::handle;
 use crate::scope::{FARHEAP_FAR, FARHEAP_POLICY, farheap_placement, wanted};
-use farheap::{ByteCount, Error, Heap, Placement, malloc};
+use farheap::{ByteCount, Error, Far, Heap, Placement, malloc};
 use std::ffi::{c_int, c_void};
 use std::ptr::{self, NonNull};
 
@@ -161,5 +161,5 @@ pub unsafe extern "C" fn far_usable_size(ptr: *const c_void) -> usize {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn far_contains(ptr: *const c_void) -> bool {
-    malloc::is_far(ptr.cast())
+    Far::contains(ptr)
 }

@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "exports functions")]
 
 use crate::error::{Failure, Result, call, farheap_status, value};
-use farheap::{Placement, Scope, malloc, scope};
+use farheap::{Placement, Scope, Tier, scope};
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -15,13 +15,13 @@ pub const FARHEAP_LOCAL: farheap_placement = 1;
 pub const FARHEAP_FAR: farheap_placement = 2;
 
 /// Placement that a number asks for; `None`: the policy decides. What is no other placement may be a tier's
-/// ([`malloc::number_of`]).
+/// ([`Tier::to_bits`]).
 pub(crate) fn wanted(placement: farheap_placement) -> Result<Option<Placement>> {
     match placement {
         FARHEAP_POLICY => Ok(None),
         FARHEAP_LOCAL => Ok(Some(Placement::Local)),
         FARHEAP_FAR => Ok(Some(Placement::Far)),
-        number => match malloc::tier_of(number) {
+        number => match Tier::from_bits(number) {
             Some(tier) => Ok(Some(Placement::Tier(tier))),
             None => Err(Failure::argument(format!("{number} is no placement"))),
         },

@@ -253,6 +253,13 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// Refuses a setting.
+    pub(crate) fn config(key: &str, reason: impl Into<String>) -> Error {
+        Error::Config { key: key.to_owned(), reason: reason.into() }
+    }
+}
+
 /// The end of an attempt to free memory, for a message.
 fn why_not(waited: Duration) -> String {
     match waited {

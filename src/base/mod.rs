@@ -3,8 +3,6 @@
 pub(crate) mod counter;
 pub(crate) mod deadline;
 pub(crate) mod error;
-#[cfg(test)]
-pub(crate) mod testing;
 pub(crate) mod gate;
 pub(crate) mod local;
 #[cfg(not(loom))]
@@ -13,6 +11,8 @@ mod size;
 #[cfg(not(loom))]
 pub(crate) mod statistics;
 pub(crate) mod sync;
+#[cfg(test)]
+pub(crate) mod testing;
 pub(crate) mod units;
 pub(crate) mod visited;
 

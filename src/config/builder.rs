@@ -1,17 +1,17 @@
 //! [`Builder`] collects options and checks them; [`Config`] is what it makes.
 
-use super::options::{Options, invalid};
+use super::options::{Options, invalid, stored};
 use super::text;
 use super::value::{
-    CAPACITY_MAX, DEADLINE_MAX, DEADLINE_MIN, ENV, HANDLERS_MAX, LIMIT_MIN, LIMIT_PAGES_MIN, Limit,
-    Metadata, POLL_MAX, SPAN_MAX, UserMode,
+    CAPACITY_MAX, DEADLINE_MAX, DEADLINE_MIN, ENV, Limit, Metadata, POLL_MAX, UserMode,
 };
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
 use crate::for_options;
-use crate::paging::region::{Install, Mode, PAGE_MAX, PAGE_MIN, RegionConfig};
+use crate::paging::region::{Install, Mode, RegionConfig};
 use crate::store::{IoEngine, Wipe};
 use crate::sys::{environment, probe};
+use std::cell::LazyCell;
 use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -46,33 +46,24 @@ pub struct Config {
     far_limit: ByteCount,
 }
 
-/// The builder's method for an option, by its kind.
+/// The builder's method for an option: what it takes and how that is kept, by the option's kind.
 macro_rules! setter {
     ($(#[$doc:meta])* $name:ident: limit $type:ty) => {
-        $(#[$doc])*
-        pub fn $name(mut self, value: impl Into<Limit>) -> Builder {
-            self.options.$name = value.into();
-            self
-        }
+        setter! { @ $(#[$doc])* $name: impl Into<$type>, Into::into }
     };
     ($(#[$doc:meta])* $name:ident: path $type:ty) => {
-        $(#[$doc])*
-        pub fn $name(mut self, value: impl Into<PathBuf>) -> Builder {
-            self.options.$name = Some(value.into());
-            self
-        }
+        setter! { @ $(#[$doc])* $name: impl Into<$type>, |path| Some(Into::into(path)) }
     };
     ($(#[$doc:meta])* $name:ident: maybe $type:ty) => {
-        $(#[$doc])*
-        pub fn $name(mut self, value: impl Into<Option<$type>>) -> Builder {
-            self.options.$name = value.into();
-            self
-        }
+        setter! { @ $(#[$doc])* $name: impl Into<Option<$type>>, Into::into }
     };
     ($(#[$doc:meta])* $name:ident: value $type:ty) => {
+        setter! { @ $(#[$doc])* $name: $type, std::convert::identity }
+    };
+    (@ $(#[$doc:meta])* $name:ident: $taken:ty, $kept:expr) => {
         $(#[$doc])*
-        pub fn $name(mut self, value: $type) -> Builder {
-            self.options.$name = value;
+        pub fn $name(mut self, value: $taken) -> Builder {
+            self.options.$name = ($kept)(value);
             self
         }
     };
@@ -89,17 +80,10 @@ macro_rules! getter {
             self.options.$name.as_deref()
         }
     };
-    ($(#[$doc:meta])* $name:ident: maybe $type:ty) => {
+    ($(#[$doc:meta])* $name:ident: $kind:ident $type:ty) => {
         $(#[$doc])*
         #[must_use]
-        pub fn $name(&self) -> Option<$type> {
-            self.options.$name
-        }
-    };
-    ($(#[$doc:meta])* $name:ident: value $type:ty) => {
-        $(#[$doc])*
-        #[must_use]
-        pub fn $name(&self) -> $type {
+        pub fn $name(&self) -> stored!($kind $type) {
             self.options.$name
         }
     };
@@ -225,9 +209,7 @@ impl Config {
     pub(crate) fn asks_for_limit(&self) -> bool {
         !matches!(self.options.limit, Limit::Auto | Limit::Off)
     }
-}
 
-impl Config {
     /// Refuses options about the device or file to open, for a program that has a store already.
     pub(crate) fn check_opens_nothing(&self) -> Result<()> {
         let Options { device, overwrite, dir, capacity, reserve, .. } = &self.options;
@@ -243,9 +225,7 @@ impl Config {
             None => Ok(()),
         }
     }
-}
 
-impl Config {
     /// Refuses options about what the global allocator places far, for a tier that only gets what is
     /// asked for by its name.
     pub(crate) fn check_places_nothing(&self) -> Result<()> {
@@ -343,9 +323,6 @@ impl Options {
     fn check(&self) -> Result<()> {
         self.check_sizes()?;
         self.check_paths()?;
-        if self.handlers.is_some_and(|threads| !(1..=HANDLERS_MAX).contains(&threads)) {
-            return Err(invalid("handlers", format!("must be from 1 to {HANDLERS_MAX}")));
-        }
         if !(DEADLINE_MIN..=DEADLINE_MAX).contains(&self.deadline) {
             return Err(invalid("deadline", "must be from 1ms to 1day"));
         }
@@ -366,16 +343,8 @@ impl Options {
     }
 
     fn check_sizes(&self) -> Result<()> {
-        if !self.page.is_power_of_two() || !(PAGE_MIN..=PAGE_MAX).contains(&self.page) {
-            let reason = format!("{} is not a power of two from 4KiB to 2MiB", self.page);
-            return Err(invalid("page", reason));
-        }
-        if self.span > SPAN_MAX {
-            return Err(invalid("span", format!("must be at most {SPAN_MAX}")));
-        }
-        if self.span < self.page {
-            return Err(invalid("span", "must be at least one page"));
-        }
+        let region = RegionConfig::new().page(self.page).span(self.span);
+        region.handlers(self.handlers.map_or(1, usize::from)).check_settings()?;
         if let Some(capacity) = self.capacity {
             if capacity > CAPACITY_MAX {
                 return Err(invalid("capacity", format!("must be at most {CAPACITY_MAX}")));
@@ -416,18 +385,17 @@ impl Options {
 
 /// The memory that limits are resolved on, looked up when one needs it.
 struct Limits<F> {
-    detect: Option<F>,
-    memory: Option<probe::Memory>,
+    memory: LazyCell<probe::Memory, F>,
     node: Option<probe::Node>,
 }
 
 impl<F: FnOnce() -> probe::Memory> Limits<F> {
     fn new(detect: F, node: Option<probe::Node>) -> Limits<F> {
-        Limits { detect: Some(detect), memory: None, node }
+        Limits { memory: LazyCell::new(detect), node }
     }
 
     /// Returns the limit of the process, if there is one, and that of far memory.
-    fn resolve(mut self, options: &Options) -> Result<(Option<ByteCount>, ByteCount)> {
+    fn resolve(self, options: &Options) -> Result<(Option<ByteCount>, ByteCount)> {
         let limit = match options.limit {
             Limit::Off => None,
             Limit::Auto => Some(self.auto("limit")?),
@@ -446,7 +414,7 @@ impl<F: FnOnce() -> probe::Memory> Limits<F> {
             return Err(invalid("far_limit", reason));
         }
         let far = limit.map_or(far, |limit| far.min(limit));
-        let minimum = LIMIT_MIN.max(ByteCount(LIMIT_PAGES_MIN * options.page.get()));
+        let minimum = RegionConfig::limit_min(options.page);
         if far < minimum {
             return Err(Error::LimitTooSmall { limit: far, minimum });
         }
@@ -458,18 +426,18 @@ impl<F: FnOnce() -> probe::Memory> Limits<F> {
     }
 
     /// The limit of a process that nobody has named one for.
-    fn auto(&mut self, key: &str) -> Result<ByteCount> {
-        self.memory().auto_limit().ok_or_else(|| invalid(key, UNKNOWN_MEMORY))
+    fn auto(&self, key: &str) -> Result<ByteCount> {
+        self.memory.auto_limit().ok_or_else(|| invalid(key, UNKNOWN_MEMORY))
     }
 
     /// The bytes of what was asked for.
-    fn bytes(&mut self, key: &str, asked: Limit) -> Result<ByteCount> {
+    fn bytes(&self, key: &str, asked: Limit) -> Result<ByteCount> {
         match asked {
             Limit::Bytes(ByteCount::ZERO) => Err(invalid(key, "must not be zero")),
             Limit::Bytes(bytes) => Ok(bytes),
             Limit::Percent(percent) if (1..=100).contains(&percent) => {
                 let node = self.node_total();
-                let available = self.memory().available().into_iter().chain(node).min();
+                let available = self.memory.available().into_iter().chain(node).min();
                 let available = available.ok_or_else(|| invalid(key, UNKNOWN_MEMORY))?;
                 // Divided first, so that nothing overflows; loses less than 100 bytes.
                 Ok(ByteCount(available.get() / 100 * u64::from(percent)))
@@ -483,11 +451,6 @@ impl<F: FnOnce() -> probe::Memory> Limits<F> {
 
     fn node_total(&self) -> Option<ByteCount> {
         self.node.as_ref().map(|node| node.total)
-    }
-
-    fn memory(&mut self) -> &probe::Memory {
-        let detect = self.detect.take();
-        self.memory.get_or_insert_with(|| detect.expect("looked up once")())
     }
 }
 
@@ -547,7 +510,11 @@ mod tests {
     #[test]
     fn a_percentage_of_too_little_memory_is_a_limit_too_small() {
         let error = build(Config::builder(), machine(ByteCount::mib(10))).expect_err("5 MiB");
-        assert!(matches!(error, Error::LimitTooSmall { minimum: LIMIT_MIN, .. }), "{error}");
+        let minimum = ByteCount::mib(8);
+        assert!(
+            matches!(error, Error::LimitTooSmall { minimum: m, .. } if m == minimum),
+            "{error}"
+        );
     }
 
     #[test]

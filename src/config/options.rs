@@ -246,6 +246,7 @@ macro_rules! stored {
     (path $type:ty) => { Option<$type> };
     ($kind:ident $type:ty) => { $type };
 }
+pub(super) use stored;
 
 macro_rules! structure {
     ($(
@@ -325,7 +326,7 @@ fn coded<T: AsRef<str>>(words: impl IntoIterator<Item = T>) -> String {
 
 /// The error of an option or a variable.
 pub(super) fn invalid(key: &str, reason: impl Into<String>) -> Error {
-    Error::Config { key: key.to_owned(), reason: reason.into() }
+    Error::config(key, reason)
 }
 
 /// The error of a name that no option has.

@@ -16,14 +16,6 @@ const LIKENESS_MIN: f64 = 0.75;
 /// The environment variable of the configuration.
 pub(super) const ENV: &str = "FARHEAP_CONF";
 
-/// The smallest limit, whatever the page size.
-pub(super) const LIMIT_MIN: ByteCount = ByteCount::mib(8);
-/// The minimum number of pages that must fit under a limit: one batch of evictions.
-pub(super) const LIMIT_PAGES_MIN: u64 = 64;
-/// The maximum number of handler threads.
-pub(super) const HANDLERS_MAX: u16 = 64;
-/// The largest reservation: half of the 47-bit address space, so that the rest stays usable.
-pub(super) const SPAN_MAX: ByteCount = ByteCount::gib(64 << 10);
 /// The largest device size: the kernel's file offsets are signed.
 pub(super) const CAPACITY_MAX: ByteCount = ByteCount(i64::MAX as u64);
 /// The shortest deadline of a device request.
@@ -218,29 +210,23 @@ impl Value for Duration {
     }
 }
 
-/// Numbers of threads, which are what this type counts among the options.
-impl Value for u16 {
-    fn read(text: &str, none: Option<&str>) -> Result<u16, String> {
-        let word = none.map(|word| format!("`{word}` or ")).unwrap_or_default();
-        text.parse().map_err(|_| format!("`{text}` is not {word}a number from 1 to {HANDLERS_MAX}"))
-    }
+/// Numbers: of threads and of NUMA nodes, which is what these types count among the options.
+macro_rules! numbers {
+    ($($type:ty: $what:expr),*) => { $(
+        impl Value for $type {
+            fn read(text: &str, none: Option<&str>) -> Result<$type, String> {
+                let word = none.map(|word| format!("`{word}` or ")).unwrap_or_default();
+                text.parse().map_err(|_| format!("`{text}` is not {word}{}", $what))
+            }
 
-    fn print(&self, _none: Option<&str>) -> Option<String> {
-        Some(self.to_string())
-    }
+            fn print(&self, _none: Option<&str>) -> Option<String> {
+                Some(self.to_string())
+            }
+        }
+    )* };
 }
 
-/// Numbers of NUMA nodes.
-impl Value for u32 {
-    fn read(text: &str, none: Option<&str>) -> Result<u32, String> {
-        let word = none.map(|word| format!("`{word}` or ")).unwrap_or_default();
-        text.parse().map_err(|_| format!("`{text}` is not {word}the number of a node"))
-    }
-
-    fn print(&self, _none: Option<&str>) -> Option<String> {
-        Some(self.to_string())
-    }
-}
+numbers!(u16: "a number from 1 to 64", u32: "the number of a node");
 
 impl Value for PathBuf {
     fn read(text: &str, _none: Option<&str>) -> Result<PathBuf, String> {

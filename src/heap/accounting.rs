@@ -3,7 +3,7 @@
 //! [`TierMemory`] is a snapshot: blocks, pages and metadata by jemalloc's statistics, RAM by the region's.
 //! Uses `jemalloc`; made by `far_arena`, `far_arenas` and `tiers`, completed by the runtime.
 
-use super::jemalloc::{self, Arena};
+use super::jemalloc::Arena;
 use crate::base::statistics::statistics;
 use crate::base::units::ByteCount;
 
@@ -73,16 +73,6 @@ impl TierMemory {
             resident_bytes: ByteCount(bytes.resident.saturating_sub(of_pages) as u64),
         }
     }
-}
-
-/// Sums over arenas, after an epoch.
-pub(super) fn sum(all: impl Iterator<Item = TierMemory>) -> TierMemory {
-    all.fold(TierMemory::default(), |sum, one| sum.plus(&one))
-}
-
-/// Has jemalloc's statistics be of now.
-pub(super) fn look() {
-    jemalloc::advance_epoch();
 }
 
 #[cfg(test)]

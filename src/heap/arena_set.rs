@@ -5,7 +5,7 @@
 
 #![expect(unsafe_code, reason = "creates, clears and destroys memory of arenas")]
 
-use super::accounting::{self, TierMemory};
+use super::accounting::TierMemory;
 use super::far_arena::FarArena;
 use super::far_options::FarArenasOptions;
 use super::hooks::{self, ExtentSource};
@@ -62,8 +62,8 @@ impl ArenaSet {
 
     /// Uses of all arenas' memory now.
     pub(super) fn memory(&self) -> TierMemory {
-        accounting::look();
-        accounting::sum(self.arenas.iter().map(FarArena::memory))
+        jemalloc::advance_epoch();
+        self.arenas.iter().fold(TierMemory::default(), |sum, far| sum.plus(&far.memory()))
     }
 
     /// Bytes that are free and not yet given back.

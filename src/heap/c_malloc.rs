@@ -12,7 +12,7 @@
 use super::far_arenas::FarArenas;
 use super::global;
 use super::jemalloc::{self, Flags};
-use super::placement::{Fill, Placement, Tier};
+use super::placement::{Fill, Placement};
 use super::thread_cache::{self, magazine, magazine::SmallClass};
 use super::tiers::{self, Origin};
 use super::{check, tail};
@@ -332,26 +332,6 @@ unsafe fn usable_size_elsewhere(ptr: NonNull<u8>) -> usize {
     }
     // SAFETY: as the caller promises.
     unsafe { jemalloc::size_of_block(ptr.as_ptr()) }
-}
-
-/// Whether `ptr` points into far memory of this process's heap.
-#[inline]
-#[must_use]
-pub fn is_far(ptr: *const u8) -> bool {
-    tiers::is_far(ptr)
-}
-
-/// A tier as a number, never a small one.
-#[must_use]
-pub fn number_of(tier: Tier) -> u32 {
-    tier.to_bits()
-}
-
-/// The tier of a number from [`number_of`]; `None` for numbers that name none. Of one that does not run, nothing
-/// can be allocated.
-#[must_use]
-pub fn tier_of(number: u32) -> Option<Tier> {
-    Tier::from_bits(number)
 }
 
 /// Whether far memory is being handed out: a heap runs, and this is not a forked child.

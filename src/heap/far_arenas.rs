@@ -43,7 +43,7 @@ use super::placement::{self, Fill, Tier};
 use super::tail;
 use super::thread_cache::magazine::{self, SmallClass};
 use super::thread_cache::{self, Access, Allowance, Flush, ThreadCache, ThreadCaches};
-use crate::base::error::{Error, Result};
+use crate::base::error::Result;
 use crate::base::strict_assert;
 use crate::base::sync::{Rank, Ranked};
 use crate::base::units::ByteCount;
@@ -97,15 +97,11 @@ impl FarArenas {
     /// far memory.
     ///
     /// # Errors
-    /// [`Error::Jemalloc`] when an arena cannot be made, [`Error::Config`] for no arena at all.
+    /// [`Error::Jemalloc`](crate::Error::Jemalloc) when an arena cannot be made.
     pub(crate) fn create(
         source: Arc<dyn ExtentSource>,
         options: FarArenasOptions,
     ) -> Result<&'static FarArenas> {
-        if options.arenas == 0 {
-            let (key, reason) = ("arenas".to_owned(), "must be at least 1".to_owned());
-            return Err(Error::Config { key, reason });
-        }
         let _pinned = placement::pin();
         let tier = Tier::new(options.slot);
         let place = Place { base: source.base(), span: source.span(), tier };

@@ -22,7 +22,7 @@
 
 #![expect(unsafe_code, reason = "is called by jemalloc; declares the unsafe call that clears")]
 
-use super::jemalloc::extent_hooks_t;
+use super::jemalloc::{extent_hooks_t, plain_hooks};
 use super::placement;
 use crate::base::strict_assert;
 use crate::base::sync::{AtomicU64, Ordering::Relaxed};
@@ -115,20 +115,15 @@ impl Hooks {
     /// # Safety
     /// `source` outlives the arena that gets the hooks.
     pub(super) unsafe fn of_data(source: &Arc<dyn ExtentSource>) -> Hooks {
-        Hooks::new(
-            source,
-            extent_hooks_t {
-                alloc: Some(alloc),
-                dalloc: Some(dalloc),
-                destroy: Some(destroy),
-                commit: Some(commit),
-                decommit: Some(decommit),
-                purge_lazy: None,
-                purge_forced: None,
-                split: Some(split),
-                merge: Some(merge),
-            },
-        )
+        let table = extent_hooks_t {
+            destroy: Some(destroy),
+            commit: Some(commit),
+            decommit: Some(decommit),
+            split: Some(split),
+            merge: Some(merge),
+            ..plain_hooks(alloc, dalloc)
+        };
+        Hooks::new(source, table)
     }
 
     /// Hooks for the metadata of an arena, over `source`.
@@ -136,29 +131,12 @@ impl Hooks {
     /// # Safety
     /// As for [`of_data`](Self::of_data).
     pub(super) unsafe fn of_metadata(source: &Arc<dyn ExtentSource>) -> Hooks {
-        Hooks::new(
-            source,
-            extent_hooks_t {
-                alloc: Some(alloc_metadata),
-                dalloc: Some(dalloc_metadata),
-                destroy: None,
-                commit: None,
-                decommit: None,
-                purge_lazy: None,
-                purge_forced: None,
-                split: None,
-                merge: None,
-            },
-        )
+        Hooks::new(source, plain_hooks(alloc_metadata, dalloc_metadata))
     }
 
     fn new(source: &Arc<dyn ExtentSource>, table: extent_hooks_t) -> Hooks {
-        Hooks {
-            table,
-            source: Arc::as_ptr(source),
-            committed: AtomicU64::new(0),
-            born: Born::here(),
-        }
+        let source = Arc::as_ptr(source);
+        Hooks { table, source, committed: AtomicU64::new(0), born: Born::here() }
     }
 
     /// Pointer for jemalloc: the table's address, which is that of all.
@@ -184,6 +162,15 @@ impl Hooks {
 
     fn reserve(&self, len: usize, align: usize) -> Option<NonNull<u8>> {
         self.source().reserve(ByteCount(len as u64), ByteCount(align as u64))
+    }
+
+    fn reserve_committed(&self, size: usize, align: usize) -> Option<(NonNull<u8>, Edges)> {
+        let ptr = self.reserve(size, align)?;
+        let edges = self.commit(ptr, size);
+        if edges.is_none() {
+            self.release(ptr, size);
+        }
+        edges.map(|edges| (ptr, edges))
     }
 
     fn release(&self, ptr: NonNull<u8>, len: usize) {
@@ -308,13 +295,9 @@ unsafe extern "C" fn alloc(
     }
     // SAFETY: jemalloc passes a valid pointer.
     let wants_commit = unsafe { commit.read() };
-    let reserve = |this: &Hooks| {
-        let ptr = this.reserve(size, align)?;
-        if wants_commit && this.commit(ptr, size).is_none() {
-            this.release(ptr, size);
-            return None;
-        }
-        Some(ptr)
+    let reserve = |this: &Hooks| match wants_commit {
+        true => this.reserve_committed(size, align).map(|(ptr, _)| ptr),
+        false => this.reserve(size, align),
     };
     // SAFETY: called by jemalloc with the table of a living `Hooks`.
     let Some(ptr) = unsafe { serve(hooks, reserve) }.flatten() else { return ptr::null_mut() };
@@ -337,11 +320,7 @@ unsafe extern "C" fn alloc_metadata(
         return ptr::null_mut();
     }
     let reserve = |this: &Hooks| {
-        let ptr = this.reserve(size, align)?;
-        let Some(Edges { head, tail }) = this.commit(ptr, size) else {
-            this.release(ptr, size);
-            return None;
-        };
+        let (ptr, Edges { head, tail }) = this.reserve_committed(size, align)?;
         // jemalloc asks for multiples of 2 MiB, at such addresses: a region's pages are never larger, so
         // that none is shared, and nothing is cleared.
         for (from, len) in [(0, head), (size - tail, tail)].into_iter().filter(|(_, len)| *len > 0)

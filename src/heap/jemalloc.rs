@@ -10,6 +10,15 @@
 
 #![expect(unsafe_code, reason = "calls jemalloc")]
 
+/// The control of a name, translated once.
+macro_rules! control {
+    ($name:literal) => {{
+        use $crate::heap::jemalloc::{Control, parts};
+        static CONTROL: Control<{ parts($name) }> = Control::new($name);
+        &CONTROL
+    }};
+}
+
 pub(crate) mod options;
 
 use crate::base::error::{Error, Result};
@@ -128,9 +137,8 @@ pub(crate) unsafe fn size_of_block(ptr: *const u8) -> usize {
 /// Whether jemalloc has memory at an address: one that it has not, [`free`] and [`size_of_block`] must not be asked
 /// about. Takes the lock of its controls.
 pub(crate) fn knows(ptr: *const u8) -> bool {
-    static LOOKUP: Control<2> = Control::new(c"arenas.lookup");
     // SAFETY: takes a pointer, which may be any, and yields an `unsigned`.
-    unsafe { LOOKUP.exchange::<*const u8, u32>(ptr) }.is_ok()
+    unsafe { control!(c"arenas.lookup").exchange::<*const u8, u32>(ptr) }.is_ok()
 }
 
 /// Bytes that an allocation of `size` bytes would really have; 0 for an impossible one.
@@ -165,17 +173,25 @@ pub(crate) fn usable_size(size: usize, flags: Flags) -> usize {
 
 /// Where an arena's metadata lies: in local mappings, which end with the arena. With its default
 /// hooks jemalloc keeps their addresses for ever (`opt.retain`): 2 MiB an arena.
-static METADATA_HOOKS: extent_hooks_t = extent_hooks_t {
-    alloc: Some(map_metadata),
-    dalloc: Some(unmap_metadata),
-    destroy: None,
-    commit: None,
-    decommit: None,
-    purge_lazy: None,
-    purge_forced: None,
-    split: None,
-    merge: None,
-};
+static METADATA_HOOKS: extent_hooks_t = plain_hooks(map_metadata, unmap_metadata);
+
+/// Hooks for extents that are taken and given back, and nothing else.
+pub(super) const fn plain_hooks(
+    alloc: ffi::extent_alloc_t,
+    dalloc: ffi::extent_dalloc_t,
+) -> extent_hooks_t {
+    extent_hooks_t {
+        alloc: Some(alloc),
+        dalloc: Some(dalloc),
+        destroy: None,
+        commit: None,
+        decommit: None,
+        purge_lazy: None,
+        purge_forced: None,
+        split: None,
+        merge: None,
+    }
+}
 
 /// Hooks that keep an arena's metadata in local memory; they live for ever and are only read.
 pub(super) fn local_metadata() -> *mut extent_hooks_t {
@@ -260,14 +276,12 @@ impl Arena {
         hooks: *mut extent_hooks_t,
         metadata: *mut extent_hooks_t,
     ) -> Result<Arena> {
-        static CREATE: Control<2> = Control::new(c"arenas.create");
-        static HOOKS: Control<3> = Control::new(c"arena.0.extent_hooks");
         // SAFETY: `arenas.create` takes a pointer to hooks, which the caller keeps valid, and yields an
         // `unsigned`.
-        let index: u32 = unsafe { CREATE.exchange(metadata) }?;
+        let index: u32 = unsafe { control!(c"arenas.create").exchange(metadata) }?;
         // Hooks given at creation serve the arena's metadata, those given later its data only.
         // SAFETY: takes a pointer to hooks, which the caller keeps valid.
-        unsafe { HOOKS.write(&[(1, index)], hooks) }?;
+        unsafe { control!(c"arena.0.extent_hooks").write(&[(1, index)], hooks) }?;
         Ok(Arena(index))
     }
 
@@ -281,12 +295,10 @@ impl Arena {
     /// # Errors
     /// [`Error::Jemalloc`].
     pub(crate) fn set_decay(self, dirty_ms: isize, muzzy_ms: isize) -> Result<()> {
-        static DIRTY: Control<3> = Control::new(c"arena.0.dirty_decay_ms");
-        static MUZZY: Control<3> = Control::new(c"arena.0.muzzy_decay_ms");
         // SAFETY: takes an `ssize_t`.
-        unsafe { DIRTY.write(&[(1, self.0)], dirty_ms) }?;
+        unsafe { control!(c"arena.0.dirty_decay_ms").write(&[(1, self.0)], dirty_ms) }?;
         // SAFETY: takes an `ssize_t`.
-        unsafe { MUZZY.write(&[(1, self.0)], muzzy_ms) }
+        unsafe { control!(c"arena.0.muzzy_decay_ms").write(&[(1, self.0)], muzzy_ms) }
     }
 
     /// Bounds the address ranges asked for at once. Where the program has switched `retain` off, jemalloc
@@ -295,14 +307,12 @@ impl Arena {
     /// # Errors
     /// [`Error::Jemalloc`], for one when `bytes` is less than a page.
     pub(crate) fn set_grow_limit(self, bytes: ByteCount) -> Result<()> {
-        static RETAIN: Control<2> = Control::new(c"opt.retain");
         // SAFETY: yields a `bool`.
-        if !unsafe { RETAIN.read::<bool>(&[]) }? {
+        if !unsafe { control!(c"opt.retain").read::<bool>(&[]) }? {
             return Ok(());
         }
-        static LIMIT: Control<3> = Control::new(c"arena.0.retain_grow_limit");
         // SAFETY: takes a `size_t`.
-        unsafe { LIMIT.write(&[(1, self.0)], bytes.as_usize()) }
+        unsafe { control!(c"arena.0.retain_grow_limit").write(&[(1, self.0)], bytes.as_usize()) }
     }
 
     /// Sets the size from which a freed extent is given back at once, whatever its decay.
@@ -310,23 +320,20 @@ impl Arena {
     /// # Errors
     /// [`Error::Jemalloc`].
     pub(crate) fn set_oversize_threshold(self, bytes: usize) -> Result<()> {
-        static THRESHOLD: Control<3> = Control::new(c"arena.0.oversize_threshold");
         // SAFETY: takes a `size_t`.
-        unsafe { THRESHOLD.write(&[(1, self.0)], bytes) }
+        unsafe { control!(c"arena.0.oversize_threshold").write(&[(1, self.0)], bytes) }
     }
 
     /// Gives back the free extents whose time has passed.
     pub(crate) fn decay(self) {
-        static DECAY: Control<3> = Control::new(c"arena.0.decay");
         // Fails only for an arena that does not exist.
-        let done = DECAY.call(&[(1, self.0)]);
+        let done = control!(c"arena.0.decay").call(&[(1, self.0)]);
         debug_assert_eq!(done, Ok(()));
     }
 
     /// Gives back all free extents now.
     pub(crate) fn purge(self) {
-        static PURGE: Control<3> = Control::new(c"arena.0.purge");
-        let done = PURGE.call(&[(1, self.0)]);
+        let done = control!(c"arena.0.purge").call(&[(1, self.0)]);
         debug_assert_eq!(done, Ok(()));
     }
 
@@ -335,12 +342,10 @@ impl Arena {
     /// # Errors
     /// [`Error::Jemalloc`].
     pub(crate) fn pages(self) -> Result<ArenaPages> {
-        static ACTIVE: Control<4> = Control::new(c"stats.arenas.0.pactive");
-        static DIRTY: Control<4> = Control::new(c"stats.arenas.0.pdirty");
         // SAFETY: yields a `size_t`.
-        let active = unsafe { ACTIVE.read(&[(2, self.0)]) }?;
+        let active = unsafe { control!(c"stats.arenas.0.pactive").read(&[(2, self.0)]) }?;
         // SAFETY: yields a `size_t`.
-        let dirty = unsafe { DIRTY.read(&[(2, self.0)]) }?;
+        let dirty = unsafe { control!(c"stats.arenas.0.pdirty").read(&[(2, self.0)]) }?;
         Ok(ArenaPages { active, dirty })
     }
 
@@ -349,26 +354,20 @@ impl Arena {
     /// # Errors
     /// [`Error::Jemalloc`].
     pub(crate) fn bytes(self) -> Result<ArenaBytes> {
-        static SMALL: Control<5> = Control::new(c"stats.arenas.0.small.allocated");
-        static LARGE: Control<5> = Control::new(c"stats.arenas.0.large.allocated");
-        static BASE: Control<4> = Control::new(c"stats.arenas.0.base");
-        static INTERNAL: Control<4> = Control::new(c"stats.arenas.0.internal");
-        static RESIDENT: Control<4> = Control::new(c"stats.arenas.0.resident");
-        static RETAINED: Control<4> = Control::new(c"stats.arenas.0.retained");
         let part = [(2, self.0)];
         let pages = self.pages()?;
         // SAFETY: yields a `size_t`.
-        let small = unsafe { SMALL.read(&part) }?;
+        let small = unsafe { control!(c"stats.arenas.0.small.allocated").read(&part) }?;
         // SAFETY: yields a `size_t`.
-        let large = unsafe { LARGE.read(&part) }?;
+        let large = unsafe { control!(c"stats.arenas.0.large.allocated").read(&part) }?;
         // SAFETY: yields a `size_t`.
-        let base: usize = unsafe { BASE.read(&part) }?;
+        let base: usize = unsafe { control!(c"stats.arenas.0.base").read(&part) }?;
         // SAFETY: yields a `size_t`.
-        let internal: usize = unsafe { INTERNAL.read(&part) }?;
+        let internal: usize = unsafe { control!(c"stats.arenas.0.internal").read(&part) }?;
         // SAFETY: yields a `size_t`.
-        let resident = unsafe { RESIDENT.read(&part) }?;
+        let resident = unsafe { control!(c"stats.arenas.0.resident").read(&part) }?;
         // SAFETY: yields a `size_t`.
-        let retained = unsafe { RETAINED.read(&part) }?;
+        let retained = unsafe { control!(c"stats.arenas.0.retained").read(&part) }?;
         let (active, dirty, metadata) = (pages.active * PAGE, pages.dirty * PAGE, base + internal);
         Ok(ArenaBytes { small, large, active, dirty, metadata, resident, retained })
     }
@@ -381,8 +380,7 @@ impl Arena {
     /// # Safety
     /// No allocation of the arena is used again, and no [`Cache`] holds one.
     pub(crate) unsafe fn destroy(self) -> Result<()> {
-        static DESTROY: Control<3> = Control::new(c"arena.0.destroy");
-        DESTROY.call(&[(1, self.0)])
+        control!(c"arena.0.destroy").call(&[(1, self.0)])
     }
 }
 
@@ -395,9 +393,8 @@ pub(crate) struct Cache(u32);
 impl Cache {
     /// Creates an empty cache; `None` when jemalloc has none left (about 4,094 exist).
     pub(crate) fn create() -> Option<Cache> {
-        static CREATE: Control<2> = Control::new(c"tcache.create");
         // SAFETY: yields an `unsigned`.
-        unsafe { CREATE.read(&[]) }.ok().map(Cache)
+        unsafe { control!(c"tcache.create").read(&[]) }.ok().map(Cache)
     }
 
     /// jemalloc's index of the cache.
@@ -407,26 +404,23 @@ impl Cache {
 
     /// Returns the cached objects to their arenas.
     pub(crate) fn flush(&self) {
-        static FLUSH: Control<2> = Control::new(c"tcache.flush");
         // SAFETY: takes an `unsigned`.
-        let done = unsafe { FLUSH.write(&[], self.0) };
+        let done = unsafe { control!(c"tcache.flush").write(&[], self.0) };
         debug_assert_eq!(done, Ok(()));
     }
 
     /// Flushes and removes the cache.
     pub(crate) fn destroy(self) {
-        static DESTROY: Control<2> = Control::new(c"tcache.destroy");
         // SAFETY: takes an `unsigned`.
-        let done = unsafe { DESTROY.write(&[], self.0) };
+        let done = unsafe { control!(c"tcache.destroy").write(&[], self.0) };
         debug_assert_eq!(done, Ok(()));
     }
 }
 
 /// Makes statistics current. Walks all arenas under their locks: not for hot paths.
 pub(crate) fn advance_epoch() {
-    static EPOCH: Control<1> = Control::new(c"epoch");
     // SAFETY: takes a `uint64_t`.
-    let done = unsafe { EPOCH.write(&[], 1_u64) };
+    let done = unsafe { control!(c"epoch").write(&[], 1_u64) };
     debug_assert_eq!(done, Ok(()));
 }
 
@@ -435,9 +429,8 @@ pub(crate) fn advance_epoch() {
 /// # Errors
 /// [`Error::Jemalloc`].
 pub(crate) fn resident() -> Result<ByteCount> {
-    static RESIDENT: Control<2> = Control::new(c"stats.resident");
     // SAFETY: yields a `size_t`.
-    let bytes: usize = unsafe { RESIDENT.read(&[]) }?;
+    let bytes: usize = unsafe { control!(c"stats.resident").read(&[]) }?;
     Ok(ByteCount(bytes as u64))
 }
 
@@ -447,9 +440,8 @@ pub(crate) fn resident() -> Result<ByteCount> {
 /// # Errors
 /// [`Error::Jemalloc`].
 pub(crate) fn address_tree() -> Result<ByteCount> {
-    static RTREE: Control<2> = Control::new(c"stats.metadata_rtree");
     // SAFETY: yields a `size_t`.
-    let bytes: usize = unsafe { RTREE.read(&[]) }?;
+    let bytes: usize = unsafe { control!(c"stats.metadata_rtree").read(&[]) }?;
     Ok(ByteCount(bytes as u64))
 }
 
@@ -458,10 +450,19 @@ pub(crate) fn address_tree() -> Result<ByteCount> {
 /// # Errors
 /// [`Error::Jemalloc`].
 pub(crate) fn arenas() -> Result<impl Iterator<Item = Arena>> {
-    static COUNT: Control<2> = Control::new(c"arenas.narenas");
     // SAFETY: yields an `unsigned`.
-    let count: u32 = unsafe { COUNT.read(&[]) }?;
+    let count: u32 = unsafe { control!(c"arenas.narenas").read(&[]) }?;
     Ok((0..count).map(Arena))
+}
+
+/// Parts of a control's name, with dots between them.
+const fn parts(name: &CStr) -> usize {
+    let (name, mut at, mut parts) = (name.to_bytes(), 0, 1);
+    while at < name.len() {
+        parts += (name[at] == b'.') as usize;
+        at += 1;
+    }
+    parts
 }
 
 /// A control of jemalloc's with `N` name parts, translated from text once.

@@ -89,13 +89,18 @@ impl Tier {
     /// The tier as a number, which has this bit: small ones mean other things to C.
     const BIT: u32 = 1 << 30;
 
-    pub(super) fn to_bits(self) -> u32 {
+    /// A tier as a number, never a small one: for C.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn to_bits(self) -> u32 {
         assert!(self.number < 1 << 27, "there were {} tiers", self.number);
         Tier::BIT | self.number << 3 | u32::from(self.slot)
     }
 
     /// The tier that a number names; there need not be one, then nothing can be allocated from it.
-    pub(super) fn from_bits(bits: u32) -> Option<Tier> {
+    #[doc(hidden)]
+    #[must_use]
+    pub fn from_bits(bits: u32) -> Option<Tier> {
         let rest = bits ^ Tier::BIT;
         (rest < Tier::BIT).then_some(Tier { number: rest >> 3, slot: (rest & 7) as u8 })
     }

@@ -533,7 +533,11 @@ fn a_source_that_is_short_gets_free_memory_back_when_it_is_worth_it() {
     running.arenas.give_back(ByteCount::mib(64));
     assert_eq!(running.arenas.arenas().committed(), free, "too little to be worth it");
     running.arenas.give_back(ByteCount::mib(1));
-    assert!(running.arenas.arenas().committed() <= ByteCount::mib(8), "{}", running.arenas.memory());
+    assert!(
+        running.arenas.arenas().committed() <= ByteCount::mib(8),
+        "{}",
+        running.arenas.memory()
+    );
     running.stop();
 }
 

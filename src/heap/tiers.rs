@@ -18,7 +18,7 @@
 
 #![expect(unsafe_code, reason = "keeps references as atomic pointers")]
 
-use super::accounting::{self, TierMemory};
+use super::accounting::TierMemory;
 use super::ending::{self, Keeper};
 use super::far_arenas::{ClosedArenas, FarArenas};
 use super::hooks::ExtentSource;
@@ -337,7 +337,7 @@ fn untouched_tree(extents: u64) -> u64 {
 
 /// Uses of local memory; without the metadata of tiers.
 pub(crate) fn local_memory() -> TierMemory {
-    accounting::look();
+    jemalloc::advance_epoch();
     let mut of_arenas = TierMemory::default();
     for_local_arenas(|arena| of_arenas = of_arenas.plus(&TierMemory::of_arena(arena)));
     let pages = of_arenas.active_bytes.0 + of_arenas.dirty_bytes.0;

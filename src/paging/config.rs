@@ -9,9 +9,11 @@ use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE};
 use std::time::Duration;
 
 /// Smallest page size.
-pub(crate) const PAGE_MIN: ByteCount = ByteCount::kib(4);
+const PAGE_MIN: ByteCount = ByteCount::kib(4);
 /// Largest page size.
-pub(crate) const PAGE_MAX: ByteCount = ByteCount::mib(2);
+const PAGE_MAX: ByteCount = ByteCount::mib(2);
+/// The largest reservation: half of the 47-bit address space, so that the rest stays usable.
+const SPAN_MAX: ByteCount = ByteCount::gib(64 << 10);
 
 /// How pages come and go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -187,25 +189,31 @@ impl RegionConfig {
 
     /// These settings, the span rounded up, or why they cannot work.
     pub(in crate::paging) fn check(mut self) -> Result<RegionConfig> {
-        let bad = |key: &str, reason: String| Error::Config { key: key.to_owned(), reason };
-        if !self.page.is_power_of_two() || self.page < PAGE_MIN || self.page > PAGE_MAX {
-            let reason = format!("{} is not a power of two from 4 KiB to 2 MiB", self.page);
-            return Err(bad("page", reason));
-        }
+        self.check_settings()?;
         let minimum = RegionConfig::limit_min(self.page);
         if self.limit < minimum {
             return Err(Error::LimitTooSmall { limit: self.limit, minimum });
         }
-        if !(1..=64).contains(&self.handlers) {
-            return Err(bad("handlers", format!("{} is not from 1 to 64", self.handlers)));
-        }
-        let huge = HUGE_PAGE as u64;
-        let span = self.span.0.checked_next_multiple_of(huge).filter(|span| *span < 1 << 46);
-        let Some(span) = span.filter(|span| *span >= huge) else {
-            return Err(bad("span", format!("{} is not from 2 MiB to 64 TiB", self.span)));
-        };
-        self.span = ByteCount(span);
+        self.span = ByteCount(self.span.0.next_multiple_of(HUGE_PAGE as u64));
         Ok(self)
+    }
+
+    /// Why these settings cannot work, whatever the limit is.
+    pub(crate) fn check_settings(&self) -> Result<()> {
+        if !self.page.is_power_of_two() || self.page < PAGE_MIN || self.page > PAGE_MAX {
+            let reason = format!("{} is not a power of two from 4 KiB to 2 MiB", self.page);
+            return Err(Error::config("page", reason));
+        }
+        if !(1..=64).contains(&self.handlers) {
+            return Err(Error::config(
+                "handlers",
+                format!("{} is not from 1 to 64", self.handlers),
+            ));
+        }
+        if self.span == ByteCount::ZERO || self.span > SPAN_MAX {
+            return Err(Error::config("span", format!("{} is not from 1 B to 64 TiB", self.span)));
+        }
+        Ok(())
     }
 }
 

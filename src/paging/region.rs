@@ -20,7 +20,6 @@
 #![expect(unsafe_code, reason = "wipes the store at the end, promises that far memory is memory")]
 
 pub use crate::paging::config::{Install, Mode, RegionConfig};
-pub(crate) use crate::paging::config::{PAGE_MAX, PAGE_MIN};
 // For the simulation of policies, a benchmark.
 #[doc(hidden)]
 pub use crate::paging::evict::policy;
@@ -48,7 +47,7 @@ use crate::paging::pins::Pins;
 use crate::paging::tables::charge;
 use crate::store::{OnlyUser, Store, Wipe};
 use crate::sys::messages::Deliver;
-use crate::sys::probe::{AddressSpace, Memory};
+use crate::sys::probe::{Memory, address_space};
 use crate::sys::signals::SignalsBlocked;
 use crate::sys::thread;
 use crate::sys::vm::KERNEL_PAGE;
@@ -128,8 +127,7 @@ fn encrypted(store: Arc<dyn Store>, block: ByteCount) -> Result<Arc<dyn Store>> 
     #[cfg(not(feature = "encrypt"))]
     {
         let _ = (store, block);
-        let reason = "farheap was built without its feature `encrypt`".to_owned();
-        Err(Error::Config { key: "encrypt".to_owned(), reason })
+        Err(Error::config("encrypt", "farheap was built without its feature `encrypt`"))
     }
 }
 
@@ -144,25 +142,19 @@ fn spawn<T: Send + 'static>(
     begun: Sender<()>,
 ) -> Result<()> {
     let _blocked = SignalsBlocked::new();
-    let thread = std::thread::Builder::new()
-        .name(name.to_owned())
-        .spawn(move || {
-            let _ours = keep_local();
-            SignalsBlocked::for_good();
-            // Refused where the start of another thread failed: then this one is ended soon.
-            let _ = begun.send(());
-            drop(begun);
-            let run = std::panic::AssertUnwindSafe(|| (work.run)(&mut work.state));
-            if std::panic::catch_unwind(run).is_err() {
-                let cause = Error::Os { call: "a handler thread", errno: crate::sys::EIO };
-                crate::paging::diagnostics::fatal("a handler thread panicked", &cause);
-            }
-        })
-        .map_err(|error| Error::Os {
-            call: "starting a handler thread",
-            errno: error.raw_os_error().unwrap_or(crate::sys::EIO),
-        })?;
-    threads.push(thread);
+    let run = move || {
+        let _ours = keep_local();
+        SignalsBlocked::for_good();
+        // Refused where the start of another thread failed: then this one is ended soon.
+        let _ = begun.send(());
+        drop(begun);
+        let run = std::panic::AssertUnwindSafe(|| (work.run)(&mut work.state));
+        if std::panic::catch_unwind(run).is_err() {
+            let cause = Error::Os { call: "a handler thread", errno: crate::sys::EIO };
+            crate::paging::diagnostics::fatal("a handler thread panicked", &cause);
+        }
+    };
+    threads.push(thread::spawn(name, run)?);
     Ok(())
 }
 
@@ -171,8 +163,7 @@ fn name_span(error: Error, span: ByteCount) -> Error {
     if !matches!(error, Error::Os { call: "mmap", errno: libc::ENOMEM }) {
         return error;
     }
-    let space = AddressSpace::detect();
-    let why = match (space.limit, space.overcommit) {
+    let why = match address_space() {
         // Half of it, because the program and the tables need some too.
         (Some(most), _) if most.0 >= 4 << 20 => {
             let fits = ByteCount(1 << (most.0 / 2).ilog2());
@@ -187,8 +178,84 @@ fn name_span(error: Error, span: ByteCount) -> Error {
         }
         _ => "set a smaller span".to_owned(),
     };
-    let (key, reason) = ("span".to_owned(), format!("{span} cannot be reserved ({error}): {why}"));
-    Error::Config { key, reason }
+    Error::config("span", format!("{span} cannot be reserved ({error}): {why}"))
+}
+
+/// Makes a region, under a manager as the consumer of this name if one is given; who wants temporary memory to
+/// spill to it says so.
+///
+/// # Errors
+/// As [`Region::create`] and [`Region::create_under`].
+pub(crate) fn create(
+    config: RegionConfig,
+    store: Arc<dyn Store>,
+    under: Option<(&Arc<MemoryManager>, &str)>,
+) -> Result<Region> {
+    let _delivered = Deliver::new();
+    let _ours = keep_local();
+    let config = config.check()?;
+    let manager = under.map(|(manager, _)| manager);
+    if manager.is_none() {
+        Memory::warn_of(config.limit);
+    }
+    // Asked of a thread that ends. Later its start might wait for the handlers that it is for.
+    thread::may_give_way();
+    let store = match config.encrypt {
+        true => encrypted(store, config.page)?,
+        false => store,
+    };
+    let store = OnlyUser::of(store)?;
+    let joined = under.map(|(manager, name)| join(manager, name, &config));
+    let account = joined.transpose()?;
+    let pager =
+        Pager::new(&config, store, account).map_err(|error| name_span(error, config.span))?;
+    reclaim::set_limit(&pager, config.limit);
+    charge::start_tables(&pager, manager.map(|manager| &**manager))?;
+    pager.pool().keep_copy_charge()?;
+    let pager = Arc::new(pager);
+    let extents = Extents::new(Arc::clone(&pager))?;
+    if let Some(account) = pager.managed().account() {
+        let reclaimer: Weak<Pager> = Arc::downgrade(&pager);
+        account.set_reclaimer(reclaimer);
+    }
+    if let Some(manager) = manager {
+        let fixed = fixed_bytes(&pager, config.handlers);
+        pager.managed().charge_fixed(manager, fixed)?;
+    }
+    let requests = Arc::new(Requests::new());
+    let evictor = Evictor::new(pager.clone(), requests.clone())?;
+    let handlers: Result<Vec<Handler>> =
+        (0..config.handlers).map(|n| Handler::new(pager.clone(), n, &config)).collect();
+    let mut region = Region {
+        pins: Pins::new(Arc::clone(&pager)),
+        pager,
+        extents,
+        requests,
+        threads: Vec::with_capacity(config.handlers + 2),
+        wipe: config.wipe,
+        manager: manager.cloned(),
+        limits: TwoLimits::new(config.limit),
+    };
+    let evict = Work { state: evictor, run: Evictor::run };
+    if config.mode == Mode::InThread {
+        crate::paging::fault::sigbus::list(&region.pager)?;
+    }
+    let (begun, all_begun) = std::sync::mpsc::channel();
+    spawn(&mut region.threads, "farheap-evict", evict, begun.clone())?;
+    let watch = Work { state: Supervisor::new(region.pager.clone()), run: Supervisor::run };
+    spawn(&mut region.threads, "farheap-watch", watch, begun.clone())?;
+    for handler in handlers? {
+        let serve = Work { state: handler, run: Handler::run };
+        spawn(&mut region.threads, "farheap-handle", serve, begun.clone())?;
+    }
+    // What std allocates when a thread starts is not kept local yet. Far, where a heap over this
+    // region has everything far, these threads would wait for themselves.
+    drop(begun);
+    for _ in &region.threads {
+        all_begun.recv().expect("a thread says that it has begun before it ends");
+    }
+    fork::list(&region.pager);
+    Ok(region)
 }
 
 impl Region {
@@ -199,7 +266,7 @@ impl Region {
     /// [`Error::LimitTooSmall`] for settings that cannot work, [`Error::Device`] for a store that
     /// another region uses, [`Error::Os`] when the kernel refuses resources.
     pub fn create(config: RegionConfig, store: Arc<dyn Store>) -> Result<Region> {
-        Region::create_with(config, store, None)
+        create(config, store, None)
     }
 
     /// [`create`](Region::create) under a memory manager: `config.limit` is then a ceiling, the
@@ -215,96 +282,9 @@ impl Region {
         config: RegionConfig,
         store: Arc<dyn Store>,
     ) -> Result<Arc<Region>> {
-        let region = Region::join(manager, "far heap", config, store)?;
+        let region = Arc::new(create(config, store, Some((manager, "far heap")))?);
         let spill: Weak<Region> = Arc::downgrade(&region);
         manager.set_spill(spill);
-        Ok(region)
-    }
-
-    /// As [`create_under`](Region::create_under), with an account of this name, and temporary memory spills
-    /// where it did.
-    pub(crate) fn join(
-        manager: &Arc<MemoryManager>,
-        name: &str,
-        config: RegionConfig,
-        store: Arc<dyn Store>,
-    ) -> Result<Arc<Region>> {
-        Region::create_with(config, store, Some((manager, name))).map(Arc::new)
-    }
-
-    fn create_with(
-        config: RegionConfig,
-        store: Arc<dyn Store>,
-        under: Option<(&Arc<MemoryManager>, &str)>,
-    ) -> Result<Region> {
-        let _delivered = Deliver::new();
-        let _ours = keep_local();
-        let config = config.check()?;
-        let manager = under.map(|(manager, _)| manager);
-        if manager.is_none() {
-            Memory::warn_of(config.limit);
-        }
-        // Asked of a thread that ends. Later its start might wait for the handlers that it is for.
-        thread::may_give_way();
-        let store = match config.encrypt {
-            true => encrypted(store, config.page)?,
-            false => store,
-        };
-        let store = OnlyUser::of(store)?;
-        let minimum = RegionConfig::limit_min(config.page);
-        if config.limit < minimum {
-            return Err(Error::LimitTooSmall { limit: config.limit, minimum });
-        }
-        let joined = under.map(|(manager, name)| join(manager, name, &config));
-        let account = joined.transpose()?;
-        let pager =
-            Pager::new(&config, store, account).map_err(|error| name_span(error, config.span))?;
-        reclaim::set_limit(&pager, config.limit);
-        charge::start_tables(&pager, manager.map(|manager| &**manager))?;
-        pager.pool().keep_copy_charge()?;
-        let pager = Arc::new(pager);
-        let extents = Extents::new(Arc::clone(&pager))?;
-        if let Some(account) = pager.managed().account() {
-            let reclaimer: Weak<Pager> = Arc::downgrade(&pager);
-            account.set_reclaimer(reclaimer);
-        }
-        if let Some(manager) = manager {
-            let fixed = fixed_bytes(&pager, config.handlers);
-            pager.managed().charge_fixed(manager, fixed)?;
-        }
-        let requests = Arc::new(Requests::new());
-        let evictor = Evictor::new(pager.clone(), requests.clone())?;
-        let handlers: Result<Vec<Handler>> =
-            (0..config.handlers).map(|n| Handler::new(pager.clone(), n, &config)).collect();
-        let mut region = Region {
-            pins: Pins::new(Arc::clone(&pager)),
-            pager,
-            extents,
-            requests,
-            threads: Vec::with_capacity(config.handlers + 2),
-            wipe: config.wipe,
-            manager: manager.cloned(),
-            limits: TwoLimits::new(config.limit),
-        };
-        let evict = Work { state: evictor, run: Evictor::run };
-        if config.mode == Mode::InThread {
-            crate::paging::fault::sigbus::list(&region.pager)?;
-        }
-        let (begun, all_begun) = std::sync::mpsc::channel();
-        spawn(&mut region.threads, "farheap-evict", evict, begun.clone())?;
-        let watch = Work { state: Supervisor::new(region.pager.clone()), run: Supervisor::run };
-        spawn(&mut region.threads, "farheap-watch", watch, begun.clone())?;
-        for handler in handlers? {
-            let serve = Work { state: handler, run: Handler::run };
-            spawn(&mut region.threads, "farheap-handle", serve, begun.clone())?;
-        }
-        // What std allocates when a thread starts is not kept local yet. Far, where a heap over this
-        // region has everything far, these threads would wait for themselves.
-        drop(begun);
-        for _ in &region.threads {
-            all_begun.recv().expect("a thread says that it has begun before it ends");
-        }
-        fork::list(&region.pager);
         Ok(region)
     }
 

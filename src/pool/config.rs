@@ -180,31 +180,19 @@ impl PoolConfig {
     pub(super) fn check(&self, is_new: bool, manager: &Arc<MemoryManager>) -> Result<()> {
         if self.beside.as_ref().is_some_and(|group| !Arc::ptr_eq(group.share().manager(), manager))
         {
-            return Err(Error::Config {
-                key: "beside".to_owned(),
-                reason: "the other table is under another memory manager".to_owned(),
-            });
+            return Err(Error::config("beside", "the other table is under another memory manager"));
         }
         if is_new && self.read_only {
-            return Err(Error::Config {
-                key: "read_only".to_owned(),
-                reason: "a new table has to be written".to_owned(),
-            });
+            return Err(Error::config("read_only", "a new table has to be written"));
         }
         if self.whole_pages && self.has_checksums() {
-            return Err(Error::Config {
-                key: "checksum".to_owned(),
-                reason: "pages have no room for one with `whole_pages`: leave one of the two out"
-                    .to_owned(),
-            });
+            let reason = "pages have no room for one with `whole_pages`: leave one of the two out";
+            return Err(Error::config("checksum", reason));
         }
         let page = self.page;
         if page.is_power_of_two() && (ByteCount::kib(4)..=ByteCount::kib(64)).contains(&page) {
             return Ok(());
         }
-        Err(Error::Config {
-            key: "page".to_owned(),
-            reason: format!("{page} is not a power of two from 4 KiB to 64 KiB"),
-        })
+        Err(Error::config("page", format!("{page} is not a power of two from 4 KiB to 64 KiB")))
     }
 }

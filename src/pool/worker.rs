@@ -1,8 +1,9 @@
 //! A thread that works for an object until it is dropped.
 
-use crate::base::error::{Error, Result};
+use crate::base::error::Result;
 use crate::base::local::keep_local;
 use crate::base::sync::{AtomicBool, Ordering, Rank, Ranked};
+use crate::sys::thread;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -22,7 +23,7 @@ impl Worker {
     /// and rests in between for as long as `turn` says.
     ///
     /// # Errors
-    /// [`Error::Os`] when there is no room for a thread.
+    /// [`Error::Os`](crate::Error::Os) when there is no room for a thread.
     pub(super) fn start<T: Send + Sync + 'static>(
         &self,
         of: Weak<T>,
@@ -48,12 +49,7 @@ impl Worker {
                 }
             }
         };
-        let thread = std::thread::Builder::new().name("farheap-pool".to_owned()).spawn(run);
-        let thread = thread.map_err(|error| Error::Os {
-            call: "clone",
-            errno: error.raw_os_error().unwrap_or_default(),
-        })?;
-        *started = Some(thread);
+        *started = Some(thread::spawn("farheap-pool", run)?);
         Ok(())
     }
 

@@ -13,7 +13,7 @@
 
 use super::live::Live;
 use super::process_limit::ProcessLimit;
-use crate::base::error::{Error, Result};
+use crate::base::error::Result;
 use crate::base::local::keep_local;
 use crate::base::sync::{AtomicBool, Ordering};
 use crate::base::units::ByteCount;
@@ -47,7 +47,7 @@ impl LocalMemory {
     /// Opens its account.
     ///
     /// # Errors
-    /// [`Error::TooManyConsumers`].
+    /// [`Error::TooManyConsumers`](crate::Error::TooManyConsumers).
     pub(super) fn join(manager: &MemoryManager, region: &Arc<Region>) -> Result<Arc<LocalMemory>> {
         let account = manager.join("local memory")?;
         let local = Arc::new(LocalMemory { account, region: Arc::clone(region) });
@@ -146,11 +146,7 @@ impl Maintenance {
             run(arenas, &cared, &beside, live, &stopped);
         };
         let _blocked = SignalsBlocked::new();
-        let thread = std::thread::Builder::new().name("farheap-maintain".to_owned()).spawn(run);
-        let thread = thread.map_err(|error| {
-            let errno = error.raw_os_error().unwrap_or(crate::sys::EIO);
-            Error::Os { call: "starting the maintenance thread", errno }
-        })?;
+        let thread = thread::spawn("farheap-maintain", run)?;
         has_begun.recv().expect("the thread says that it has begun before it ends");
         region.purge().set_thread(Some(thread.thread().clone()));
         Ok(Maintenance { region: Arc::clone(region), stop, thread: Some(thread) })

@@ -215,7 +215,7 @@ impl BlockStore {
         let len = capacity.ok_or_else(|| refused(path, what.describe_missing()))?;
         create_at(path, len)?;
         BlockStore::open_existing(what, path, FileKind::Regular, capacity)
-            .inspect_err(|_| remove(path))
+            .inspect_err(|_| drop(std::fs::remove_file(path)))
     }
 
     fn open_existing(
@@ -328,6 +328,12 @@ impl BlockStore {
         file::info(self.device.as_fd()).ok().map(|info| ByteCount(info.occupied))
     }
 
+    /// The device's refusal as the crate's error.
+    fn failed(&self, op: &'static str, offset: u64, len: u64) -> impl Fn(Errno) -> Error {
+        let store = Arc::clone(self.device.name());
+        move |errno| Error::Io { op, store: Arc::clone(&store), offset, len, errno: errno.0 }
+    }
+
     fn new(device: Device) -> BlockStore {
         let engine = choose_engine(&device);
         BlockStore { device: Arc::new(device), engine }
@@ -372,24 +378,12 @@ unsafe impl Store for BlockStore {
     }
 
     fn sync(&self) -> Result<()> {
-        self.device.sync().map_err(|errno| Error::Io {
-            op: "sync",
-            store: Arc::clone(self.device.name()),
-            offset: 0,
-            len: 0,
-            errno: errno.0,
-        })
+        self.device.sync().map_err(self.failed("sync", 0, 0))
     }
 
     unsafe fn discard(&self, offset: u64, len: u64) -> Result<()> {
         check_range(offset, len, self.device.capacity());
-        self.device.discard(offset, len).map_err(|errno| Error::Io {
-            op: "discard",
-            store: Arc::clone(self.device.name()),
-            offset,
-            len,
-            errno: errno.0,
-        })
+        self.device.discard(offset, len).map_err(self.failed("discard", offset, len))
     }
 
     fn describe(&self) -> String {
@@ -523,12 +517,7 @@ fn create_and_unlink(dir: &Path, caching: Caching) -> std::result::Result<OwnedF
 fn create_at(path: &Path, capacity: ByteCount) -> Result<()> {
     let fd =
         file::create(path, Caching::Buffered).map_err(|errno| refused(path, explain(errno)))?;
-    set_len(path, fd.as_fd(), capacity).inspect_err(|_| remove(path))
-}
-
-/// Removes a file of ours after a failure, which is the news even when this fails too.
-fn remove(path: &Path) {
-    let _ = std::fs::remove_file(path);
+    set_len(path, fd.as_fd(), capacity).inspect_err(|_| drop(std::fs::remove_file(path)))
 }
 
 /// Locks the file for this store.

@@ -224,7 +224,8 @@ pub(crate) struct DirInfo {
 
 /// The directory of temporary files when none is named: `$TMPDIR`, else `/tmp`, or `/var/tmp` where
 /// `/tmp` is in memory (tmpfs) and `/var/tmp` is not: a file in memory frees no memory.
-pub(crate) fn temporary_dir() -> PathBuf {
+#[must_use]
+pub fn temporary_dir() -> PathBuf {
     if let Some(dir) = environment::variable("TMPDIR") {
         return dir.into();
     }

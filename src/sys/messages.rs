@@ -73,9 +73,7 @@ pub(crate) fn prepare() {
 }
 
 /// Keeps standard error as it is now: for `farheap run`, whose library is the first code of a program.
-pub fn keep_standard_error() {
-    stderr::keep();
-}
+pub use crate::sys::stderr::keep as keep_standard_error;
 
 /// Prints lines on standard error, and waits for room for at most `LAST_WORDS_MAX`: for `farheap run`, whose programs have no
 /// logger of this library's.

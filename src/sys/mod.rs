@@ -54,14 +54,15 @@ pub(crate) fn refused(call: &'static str) -> impl Fn(nix::errno::Errno) -> Error
     move |errno| Error::Os { call, errno: raw(errno) }
 }
 
+/// Makes the failure of a call of the standard library's, by which it makes `call`, the crate's error.
+pub(crate) fn failed(call: &'static str) -> impl Fn(std::io::Error) -> Error {
+    move |error| Error::Os { call, errno: error.raw_os_error().unwrap_or(EIO) }
+}
+
 /// Fills a buffer with random bytes from `/dev/urandom`, see `random(4)`.
 pub(crate) fn random_bytes(bytes: &mut [u8]) -> Result<()> {
-    std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(bytes)).map_err(
-        |error| Error::Os {
-            call: "read(/dev/urandom)",
-            errno: error.raw_os_error().unwrap_or(libc::EIO),
-        },
-    )
+    let mut read = || std::fs::File::open("/dev/urandom")?.read_exact(bytes);
+    read().map_err(failed("read(/dev/urandom)"))
 }
 
 /// A random number.

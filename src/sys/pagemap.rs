@@ -7,8 +7,8 @@
 #![expect(unsafe_code, reason = "calls ioctl on the page map")]
 
 use super::fork::Private;
-use super::refused;
 use super::vm::KERNEL_PAGE;
+use super::{failed, refused};
 use crate::base::error::{Error, Result};
 use linux_raw_sys::general as kernel;
 use std::fs::File;
@@ -110,10 +110,7 @@ impl Pagemap {
         let mut offset = (start / KERNEL_PAGE * 8) as u64;
         for part in there.chunks_mut(ENTRIES) {
             let bytes = &mut bytes[..part.len() * 8];
-            self.0.read_exact_at(bytes, offset).map_err(|error| Error::Os {
-                call: "read(/proc/self/pagemap)",
-                errno: error.raw_os_error().unwrap_or(libc::EIO),
-            })?;
+            self.0.read_exact_at(bytes, offset).map_err(failed("read(/proc/self/pagemap)"))?;
             for (there, entry) in part.iter_mut().zip(bytes.chunks_exact(8)) {
                 let entry = u64::from_ne_bytes(entry.try_into().expect("chunks of 8 bytes"));
                 *there = says(entry);

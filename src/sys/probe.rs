@@ -1,9 +1,8 @@
 //! Feature probe: what this kernel and machine allow.
 //!
-//! [`look`] asks everything that the library is asked about: `farheap doctor` and
-//! `farheap_has_feature` of C call it. What it finds is judged there; the parts of it are what the
-//! library itself begins with: routes to a userfaultfd ([`Route`]), memory and its limits ([`Memory`]),
-//! what a device holds ([`Contents`]).
+//! `farheap doctor` and `farheap_has_feature` of C ask, and judge what is found; it is what the library
+//! itself begins with: routes to a userfaultfd ([`Route`]), memory and its limits ([`Memory`]), what a
+//! device holds ([`Contents`]).
 //!
 //! The probe asks by trying: it opens userfaultfds and a ring and closes them again, reserves
 //! address space and gives it back. It writes nothing.
@@ -15,11 +14,13 @@ mod host;
 mod nodes;
 
 pub use contents::Contents;
-pub(crate) use host::AddressSpace;
+pub(crate) use host::address_space;
 pub use host::{CgroupLimit, Memory};
 pub use nodes::Node;
 
-use super::file::{self, FileKind};
+pub use super::file::temporary_dir;
+
+use super::file::FileKind;
 use super::{inherited, raw};
 use crate::base::units::ByteCount;
 use linux_raw_sys::general as kernel;
@@ -27,7 +28,6 @@ use nix::errno::Errno;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
-use std::path::PathBuf;
 use std::{fmt, io};
 
 /// Entries of the ring that is set up to see whether one can be.
@@ -58,6 +58,15 @@ pub enum Route {
 impl Route {
     /// Every route, in the order in which they are tried.
     pub const ALL: [Route; 3] = [Route::Device, Route::Syscall, Route::SyscallUserMode];
+
+    /// The features of userfaultfd (`UFFD_FEATURE_*`) that the kernel has by this route, tried.
+    ///
+    /// # Errors
+    /// The `errno` value of the refusal.
+    pub fn features(self) -> Result<u64, i32> {
+        // Asking for nothing returns all features (fs/userfaultfd.c, `userfaultfd_api`).
+        open_route(self).and_then(|fd| negotiate(&fd, 0))
+    }
 
     /// Whether faults of the kernel on behalf of the process (`read(2)` into an absent page) are
     /// delivered.
@@ -123,58 +132,33 @@ pub(super) fn negotiate(uffd: &OwnedFd, wanted: u64) -> Result<u64, i32> {
     Ok(args.features)
 }
 
-/// Abilities of this kernel and machine. Refusals are `errno` values.
-#[non_exhaustive]
-#[derive(Clone, Debug)]
-pub struct Machine {
-    /// Each route, tried: the features of userfaultfd (`UFFD_FEATURE_*`) that the kernel has by it.
-    pub routes: [(Route, Result<u64, i32>); Route::ALL.len()],
-    /// Whether a ring of io_uring can be set up.
-    pub ring: Result<(), i32>,
-    /// Memory and its limits.
-    pub memory: Memory,
-    /// The NUMA nodes that have memory; none where `/sys` does not say.
-    pub nodes: Vec<Node>,
-    /// Where temporary files go when no directory is named.
-    pub temporary_dir: PathBuf,
-}
-
-/// Asks everything; takes about a millisecond.
-#[must_use]
-pub fn look() -> Machine {
-    // Asking for nothing returns all features (fs/userfaultfd.c, `userfaultfd_api`).
-    let features = |route| open_route(route).and_then(|fd| negotiate(&fd, 0));
+/// Whether a ring of io_uring can be set up.
+///
+/// # Errors
+/// The `errno` value of the refusal.
+pub fn try_ring() -> Result<(), i32> {
     let ring = io_uring::IoUring::new(RING_ENTRIES).map(drop);
-    Machine {
-        routes: Route::ALL.map(|route| (route, features(route))),
-        ring: ring.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO)),
-        memory: Memory::detect(),
-        nodes: Node::all(),
-        temporary_dir: file::temporary_dir(),
-    }
+    ring.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
 }
 
-impl Machine {
-    /// Reserves `len` bytes of writable address space, uncommitted, and gives them back: whether the
-    /// runtime will get its span.
-    ///
-    /// # Errors
-    /// `ENOMEM` when `RLIMIT_AS` or `vm.overcommit_memory=2` stand in the way.
-    pub fn try_reserve(&self, len: ByteCount) -> Result<(), i32> {
-        let mapped = inherited::map(len.as_usize(), 1).map_err(raw)?;
-        // SAFETY: exactly the mapping made above, which nobody else knows of.
-        unsafe { inherited::unmap(mapped.addr().get(), len.as_usize()) };
-        Ok(())
-    }
+/// Reserves `len` bytes of writable address space, uncommitted, and gives them back: whether the
+/// runtime will get its span.
+///
+/// # Errors
+/// `ENOMEM` when `RLIMIT_AS` or `vm.overcommit_memory=2` stand in the way.
+pub fn try_reserve(len: ByteCount) -> Result<(), i32> {
+    let mapped = inherited::map(len.as_usize(), 1).map_err(raw)?;
+    // SAFETY: exactly the mapping made above, which nobody else knows of.
+    unsafe { inherited::unmap(mapped.addr().get(), len.as_usize()) };
+    Ok(())
+}
 
-    /// Looks at what a block device or regular file of `len` bytes holds.
-    ///
-    /// # Errors
-    /// When it cannot be read.
-    pub fn contents(&self, file: &File, len: ByteCount) -> io::Result<Contents> {
-        let is_block = file.metadata()?.file_type().is_block_device();
-        let kind = if is_block { FileKind::Block } else { FileKind::Regular };
-        Contents::look(file.as_fd(), kind, len.0)
-            .map_err(|errno| io::Error::from_raw_os_error(errno.0))
-    }
+/// Looks at what a block device or regular file of `len` bytes holds.
+///
+/// # Errors
+/// When it cannot be read.
+pub fn contents(file: &File, len: ByteCount) -> io::Result<Contents> {
+    let is_block = file.metadata()?.file_type().is_block_device();
+    let kind = if is_block { FileKind::Block } else { FileKind::Regular };
+    Contents::look(file.as_fd(), kind, len.0).map_err(|errno| io::Error::from_raw_os_error(errno.0))
 }

@@ -4,8 +4,8 @@
 //! (`proc_pid_fd(5)`, `ptrace(2)`): other users have none. Nothing is left behind when the process ends.
 
 use super::fork::Private;
-use super::refused;
-use crate::base::error::{Error, Result};
+use super::{failed, refused};
+use crate::base::error::Result;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use std::ffi::CStr;
 use std::fs::File;
@@ -19,7 +19,7 @@ impl SharedText {
     /// Makes the file, empty; `/proc/PID/fd` shows it as `/memfd:NAME (deleted)`.
     ///
     /// # Errors
-    /// [`Error::Os`] for want of a descriptor.
+    /// [`Error::Os`](crate::Error::Os) for want of a descriptor.
     pub(crate) fn create(name: &CStr) -> Result<SharedText> {
         let file = memfd_create(name, MFdFlags::MFD_CLOEXEC).map_err(refused("memfd_create"))?;
         Ok(SharedText(Private::new(File::from(file))))
@@ -28,12 +28,8 @@ impl SharedText {
     /// Replaces the text. A reader may see a part of the old one: it has to tell by what it reads.
     ///
     /// # Errors
-    /// [`Error::Os`] for want of memory.
+    /// [`Error::Os`](crate::Error::Os) for want of memory.
     pub(crate) fn write(&self, text: &str) -> Result<()> {
-        let failed = |error: std::io::Error| Error::Os {
-            call: "pwrite(memfd)",
-            errno: error.raw_os_error().unwrap_or(libc::EIO),
-        };
-        self.0.write_all_at(text.as_bytes(), 0).map_err(failed)
+        self.0.write_all_at(text.as_bytes(), 0).map_err(failed("pwrite(memfd)"))
     }
 }

@@ -3,9 +3,10 @@
 //! See `proc_pid_statm(5)`: numbers of pages separated by blanks, the second is the resident set, the third
 //! what of it belongs to files or is shared. The kernel counts per processor and adds up lazily: the number is wrong by up to 32 pages for each.
 
+use super::failed;
 use super::fork::Private;
 use super::vm::KERNEL_PAGE;
-use crate::base::error::{Error, Result};
+use crate::base::error::Result;
 use crate::base::units::ByteCount;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -21,13 +22,11 @@ impl Statm {
     /// Opens it.
     ///
     /// # Errors
-    /// [`Error::Os`] where `/proc` is not mounted, or for want of a descriptor.
+    /// [`Error::Os`](crate::Error::Os) where `/proc` is not mounted, or for want of a descriptor.
     pub(crate) fn open() -> Result<Statm> {
-        let refused = |error: std::io::Error| Error::Os {
-            call: "open(/proc/self/statm)",
-            errno: error.raw_os_error().unwrap_or(libc::EIO),
-        };
-        File::open("/proc/self/statm").map(|file| Statm(Private::new(file))).map_err(refused)
+        File::open("/proc/self/statm")
+            .map(|file| Statm(Private::new(file)))
+            .map_err(failed("open(/proc/self/statm)"))
     }
 
     /// Bytes of this process that are in RAM: memory of its own, of files and shared. `None` when the

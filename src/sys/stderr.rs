@@ -44,7 +44,7 @@ struct Kept {
 }
 
 /// Keeps standard error as it is now. Later calls change nothing.
-pub(crate) fn keep() {
+pub fn keep() {
     KEPT.get_or_init(|| {
         let file = file_of(libc::STDERR_FILENO)?;
         Some(Kept { copy: copy_out_of_the_way(&std::io::stderr()).map(Private::new), file })

@@ -2,7 +2,7 @@
 //! `/proc/self/task`.
 #![expect(unsafe_code, reason = "sets the policy of this process's threads")]
 
-use super::refused;
+use super::{failed, refused};
 use crate::base::error::Result;
 use nix::errno::Errno;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -12,6 +12,7 @@ use std::cell::Cell;
 use std::io::Read;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Once, OnceLock};
+use std::thread::JoinHandle;
 
 /// Bytes that a thread of the crate takes: what it touches of its stack, and its C library's part.
 pub(crate) const THREAD_BYTES: usize = 48 << 10;
@@ -117,6 +118,17 @@ fn is_kernels(thread: u32) -> bool {
 /// Ends the process as the C library does with its last thread, by a thread that may touch far memory.
 pub(crate) fn end_process() -> bool {
     std::thread::Builder::new().spawn(|| std::process::exit(0)).is_ok()
+}
+
+/// Starts a thread of the library's, with the caller's signals.
+///
+/// # Errors
+/// [`Error::Os`](crate::Error::Os) when the system has no thread left.
+pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    std::thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(run)
+        .map_err(failed("starting a thread"))
 }
 
 /// Reads the `stat` file of a thread of this process.

@@ -7,11 +7,10 @@ mod claims;
 #[path = "../common/mod.rs"]
 mod common;
 mod devices;
+mod faulty;
 #[path = "../../src/base/testing.rs"]
 mod testing;
-mod faulty;
 
-use testing::ExpectedPanic;
 use farheap::store::{
     BlockStore, Completion, IoEngine, MemStore, Op, Queue, Request, Segment, Store,
 };
@@ -24,6 +23,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use testing::ExpectedPanic;
 
 const PAGE: usize = 4096;
 const LONG: Duration = Duration::from_secs(60);

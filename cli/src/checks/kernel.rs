@@ -3,7 +3,7 @@
 use super::{Check, Verdict};
 use crate::probe::{Features, Limits, Privileges, Probe, Refusal, Uring, Userfaultfd};
 use farheap::config::{Mode, UserMode};
-use farheap::probe::{Memory, Node, Route, look};
+use farheap::probe::{Memory, Node, Route, try_reserve};
 use farheap::{ByteCount, Config};
 
 /// The first kernel with faults from user mode only, which everybody may use.
@@ -260,7 +260,7 @@ fn default_span() -> ByteCount {
 /// Whether the span can be reserved.
 pub(super) fn address_space(limits: &Limits, config: Option<&Config>) -> Check {
     let span = config.map_or_else(default_span, Config::span);
-    reservation(limits, span, look().try_reserve(span))
+    reservation(limits, span, try_reserve(span))
 }
 
 fn reservation(limits: &Limits, span: ByteCount, outcome: Result<(), i32>) -> Check {

@@ -2,7 +2,7 @@
 
 use super::{Check, Subject, Verdict};
 use crate::place::{Device, DeviceKind, Directory};
-use farheap::probe::look;
+use farheap::probe::temporary_dir;
 use farheap::{ByteCount, Config};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -33,7 +33,7 @@ pub(super) fn checks(subject: &Subject, config: Option<&Config>) -> Vec<Check> {
                 _ => vec![unusable_device(&path, &error)],
             },
         },
-        None => directory(&dir.unwrap_or_else(|| look().temporary_dir), config),
+        None => directory(&dir.unwrap_or_else(temporary_dir), config),
     }
 }
 

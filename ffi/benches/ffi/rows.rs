@@ -4,8 +4,8 @@
 
 use farheap::manager::MemoryManager;
 use farheap::pool::{BufferPool, PoolConfig};
+use farheap::{ByteCount, Config, Far, Heap, PageId, Placement, malloc};
 use farheap_collections::sub::{Collective, CollectiveConfig, SubAllocator};
-use farheap::{ByteCount, Config, Heap, PageId, Placement, malloc};
 use std::alloc::Layout;
 use std::hint::black_box;
 use std::ptr;
@@ -73,7 +73,7 @@ fn blocks(calls: u64, sized: bool) -> u64 {
     for _ in 0..calls {
         let block = malloc::allocate(black_box(64), 16, Some(Placement::Far), false);
         let block = block.expect("far memory");
-        sum += u64::from(malloc::is_far(block.as_ptr()));
+        sum += u64::from(Far::contains(block.as_ptr()));
         if sized {
             // SAFETY: allocated above with this size.
             unsafe { malloc::free_sized(block, black_box(64), 16) };
@@ -115,7 +115,7 @@ fn looks(world: &World, calls: u64) -> u64 {
 }
 
 fn contains(calls: u64) -> u64 {
-    let far = |i| malloc::is_far(ptr::without_provenance(black_box(i as usize)));
+    let far = |i| Far::contains(ptr::without_provenance::<u8>(black_box(i as usize)));
     (0..calls).map(|i| u64::from(far(i))).sum()
 }
 

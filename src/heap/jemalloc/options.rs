@@ -75,12 +75,10 @@ struct Build {
 
 impl Build {
     fn ask() -> Result<Build> {
-        static ARENAS_PAGE: Control<2> = Control::new(c"arenas.page");
-        static ARENAS_QUANTUM: Control<2> = Control::new(c"arenas.quantum");
         // SAFETY: yields a `size_t`.
-        let page = unsafe { ARENAS_PAGE.read(&[]) }?;
+        let page = unsafe { control!(c"arenas.page").read(&[]) }?;
         // SAFETY: yields a `size_t`.
-        let quantum = unsafe { ARENAS_QUANTUM.read(&[]) }?;
+        let quantum = unsafe { control!(c"arenas.quantum").read(&[]) }?;
         Ok(Build { page, quantum })
     }
 }
@@ -132,9 +130,8 @@ fn end_background_threads() -> Result<Option<String>> {
 
 /// The value of the option `junk`; `None` where jemalloc was built without it.
 fn junk() -> Option<&'static CStr> {
-    static JUNK: Control<2> = Control::new(c"opt.junk");
     // SAFETY: yields a `const char *`.
-    let text: usize = unsafe { JUNK.read(&[]) }.ok().filter(|text| *text != 0)?;
+    let text: usize = unsafe { control!(c"opt.junk").read(&[]) }.ok().filter(|text| *text != 0)?;
     // SAFETY: jemalloc's option is a constant string.
     Some(unsafe { CStr::from_ptr(std::ptr::with_exposed_provenance::<c_char>(text)) })
 }

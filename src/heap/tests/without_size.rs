@@ -24,7 +24,7 @@ fn a_far_block_that_c_resizes_stays_far_with_its_bytes_and_is_counted_once() {
     assert_eq!(same, block);
     // SAFETY: allocated above.
     let moved = unsafe { c_malloc::reallocate(block, 500) }.expect("memory");
-    assert!(moved != block && c_malloc::is_far(moved.as_ptr()));
+    assert!(moved != block && Far::contains(moved.as_ptr()));
     // SAFETY: the block has 500 bytes, of which 100 were copied.
     assert!(unsafe { slice::from_raw_parts(moved.as_ptr(), 100) }.iter().all(|byte| *byte == 7));
     assert_eq!(running.arenas.allocated(), ByteCount(512));

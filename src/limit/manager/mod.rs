@@ -62,6 +62,7 @@ use crate::sys::fork::Born;
 use crate::sys::messages::Deliver;
 use crate::sys::probe::Memory;
 use crate::sys::signals::SignalsBlocked;
+use crate::sys::thread;
 use std::fmt;
 use std::fmt::Debug;
 use std::sync::{Arc, OnceLock};
@@ -127,13 +128,7 @@ impl MemoryManager {
         let temporary = Account::new(Arc::clone(&shared.temporary), &shared);
         let seen = Arc::clone(&shared);
         let _blocked = SignalsBlocked::new();
-        let thread = std::thread::Builder::new()
-            .name("farheap-reclaim".to_owned())
-            .spawn(move || seen.run())
-            .map_err(|error| Error::Os {
-                call: "clone",
-                errno: error.raw_os_error().unwrap_or_default(),
-            })?;
+        let thread = thread::spawn("farheap-reclaim", move || seen.run())?;
         Ok(Arc::new(MemoryManager {
             shared,
             temporary,
@@ -173,10 +168,8 @@ impl MemoryManager {
     /// # Errors
     /// [`Error::Config`] when there is a callback already.
     pub fn on_pressure(&self, told: impl Fn(Pressure) + Send + Sync + 'static) -> Result<()> {
-        self.shared.host.on_pressure.set(Box::new(told)).map_err(|_| Error::Config {
-            key: "on_pressure".to_owned(),
-            reason: "a callback is registered already".to_owned(),
-        })
+        let is_set = self.shared.host.on_pressure.set(Box::new(told));
+        is_set.map_err(|_| Error::config("on_pressure", "a callback is registered already"))
     }
 
     /// How long charges wait for memory before they fail; 30 seconds unless set. Time in which the

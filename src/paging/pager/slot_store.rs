@@ -206,7 +206,7 @@ fn slot_count(config: &RegionConfig, store: &dyn Store) -> Result<usize> {
     let count = store.capacity().as_usize() / config.page.as_usize();
     if count == 0 {
         let reason = format!("no page of {} fits into {}", config.page, store.describe());
-        return Err(Error::Config { key: "page".to_owned(), reason });
+        return Err(Error::config("page", reason));
     }
     Ok(count)
 }

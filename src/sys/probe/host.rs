@@ -1,6 +1,6 @@
 //! Memory and what limits it, read from `/proc` and `/sys`.
 //!
-//! The parsers take text, so that tests give them other machines'. Used by [`super::look`].
+//! The parsers take text, so that tests give them other machines'. Used by [`super`].
 
 use crate::base::units::ByteCount;
 use crate::sys::messages;
@@ -119,23 +119,12 @@ impl Memory {
     }
 }
 
-/// Limits of the address space.
-#[derive(Clone, Debug)]
-pub(crate) struct AddressSpace {
-    /// Soft `RLIMIT_AS`; `None` for unlimited.
-    pub(crate) limit: Option<ByteCount>,
-    /// `vm.overcommit_memory`: 0 heuristic, 1 always, 2 never.
-    pub(crate) overcommit: Option<u64>,
-}
-
-impl AddressSpace {
-    pub(crate) fn detect() -> AddressSpace {
-        let soft = getrlimit(Resource::RLIMIT_AS).map_or(RLIM_INFINITY, |(soft, _)| soft);
-        AddressSpace {
-            limit: (soft != RLIM_INFINITY).then_some(ByteCount(soft)),
-            overcommit: read_number("/proc/sys/vm/overcommit_memory"),
-        }
-    }
+/// Limits of the address space: soft `RLIMIT_AS`, `None` for unlimited; and `vm.overcommit_memory`: 0 heuristic,
+/// 1 always, 2 never.
+pub(crate) fn address_space() -> (Option<ByteCount>, Option<u64>) {
+    let soft = getrlimit(Resource::RLIMIT_AS).map_or(RLIM_INFINITY, |(soft, _)| soft);
+    let limit = (soft != RLIM_INFINITY).then_some(ByteCount(soft));
+    (limit, read_number("/proc/sys/vm/overcommit_memory"))
 }
 
 /// Reads a file that holds one number.
@@ -224,8 +213,9 @@ fn used_of(dir: &Path) -> ByteCount {
     ByteCount(current.saturating_sub(cached))
 }
 
-fn mem_info(meminfo: &str, name: &str) -> Option<ByteCount> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
+/// The bytes of a line such as `MemTotal:  16384 kB`, or `Node 0 MemTotal:  16384 kB`.
+pub(super) fn mem_info(meminfo: &str, name: &str) -> Option<ByteCount> {
+    let (_, line) = meminfo.lines().find_map(|line| line.split_once(name))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(ByteCount(kib.checked_mul(1 << 10)?))
 }

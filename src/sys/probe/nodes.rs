@@ -1,5 +1,6 @@
 //! NUMA nodes that have memory, read from `/sys`. The parsers take text, as in `host`.
 
+use super::host::mem_info;
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
 use std::fs;
@@ -30,8 +31,8 @@ impl Node {
                 let processors = read(format!("{NODES}/node{number}/cpulist"));
                 Some(Node {
                     number,
-                    total: field(&text, "MemTotal:")?,
-                    free: field(&text, "MemFree:")?,
+                    total: mem_info(&text, "MemTotal:")?,
+                    free: mem_info(&text, "MemFree:")?,
                     has_processors: !processors.trim().is_empty(),
                 })
             });
@@ -50,7 +51,7 @@ impl Node {
                 "there is no node {number} with memory; those with memory: {}",
                 if there.is_empty() { "unknown".to_owned() } else { there.join(", ") }
             );
-            Error::Config { key: "node".to_owned(), reason }
+            Error::config("node", reason)
         })
     }
 }
@@ -62,12 +63,6 @@ fn numbers(list: &str) -> Vec<u32> {
         Some(first.parse::<u32>().ok()?..=last.parse::<u32>().ok()?)
     };
     list.trim().split(',').filter_map(range).flatten().collect()
-}
-
-/// The bytes of a line such as `Node 0 MemTotal:  16384 kB`.
-fn field(text: &str, name: &str) -> Option<ByteCount> {
-    let line = text.lines().find_map(|line| line.split_once(name))?.1;
-    line.trim().trim_end_matches("kB").trim().parse().ok().map(|kib: u64| ByteCount(kib << 10))
 }
 
 #[cfg(test)]
@@ -84,8 +79,8 @@ mod tests {
     #[test]
     fn the_memory_of_a_node_is_read() {
         let text = "Node 1 MemTotal:       16384 kB\nNode 1 MemFree:         4096 kB\n";
-        assert_eq!(field(text, "MemTotal:"), Some(ByteCount::mib(16)));
-        assert_eq!(field(text, "MemFree:"), Some(ByteCount::mib(4)));
-        assert_eq!(field("", "MemFree:"), None);
+        assert_eq!(mem_info(text, "MemTotal:"), Some(ByteCount::mib(16)));
+        assert_eq!(mem_info(text, "MemFree:"), Some(ByteCount::mib(4)));
+        assert_eq!(mem_info("", "MemFree:"), None);
     }
 }
