@@ -45,20 +45,15 @@ macro_rules! settings {
     };
     (@stored value $type:ty) => { $type };
     (@stored maybe $type:ty) => { Option<$type> };
-    (@method $(#[$doc:meta])* $Settings:ident $name:ident value $type:ty) => {
+    (@method $(#[$doc:meta])* $Settings:ident $name:ident $kind:ident $type:ty) => {
         $(#[$doc])*
-        pub fn $name(mut self, value: $type) -> $Settings {
-            self.$name = value;
-            self
-        }
-    };
-    (@method $(#[$doc:meta])* $Settings:ident $name:ident maybe $type:ty) => {
-        $(#[$doc])*
-        pub fn $name(mut self, value: impl Into<Option<$type>>) -> $Settings {
+        pub fn $name(mut self, value: $crate::base::settings::settings!(@taken $kind $type)) -> $Settings {
             self.$name = value.into();
             self
         }
     };
+    (@taken value $type:ty) => { $type };
+    (@taken maybe $type:ty) => { impl Into<Option<$type>> };
 }
 
 pub(crate) use settings;

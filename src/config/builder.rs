@@ -313,7 +313,8 @@ impl Builder {
         node: Option<probe::Node>,
     ) -> Result<Config> {
         self.options.check()?;
-        let (limit, far_limit) = Limits::new(detect, node).resolve(&self.options)?;
+        let (limit, far_limit) =
+            Limits { memory: LazyCell::new(detect), node }.resolve(&self.options)?;
         Ok(Config { options: self.options, limit, far_limit })
     }
 }
@@ -390,10 +391,6 @@ struct Limits<F> {
 }
 
 impl<F: FnOnce() -> probe::Memory> Limits<F> {
-    fn new(detect: F, node: Option<probe::Node>) -> Limits<F> {
-        Limits { memory: LazyCell::new(detect), node }
-    }
-
     /// Returns the limit of the process, if there is one, and that of far memory.
     fn resolve(self, options: &Options) -> Result<(Option<ByteCount>, ByteCount)> {
         let limit = match options.limit {

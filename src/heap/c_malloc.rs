@@ -119,11 +119,8 @@ fn allocate_any(
     let ptr = match placement {
         // SAFETY: the size is not zero.
         Some(placement) => unsafe { global::allocate_at(placement, layout, fill) },
-        None => {
-            let arenas = global::arenas_for(layout.size());
-            // SAFETY: the size is not zero.
-            unsafe { global::allocate(arenas, layout, fill) }
-        }
+        // SAFETY: the size is not zero.
+        None => unsafe { global::allocate(global::arenas_for(layout.size()), layout, fill) },
     };
     NonNull::new(ptr)
 }

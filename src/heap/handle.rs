@@ -175,9 +175,7 @@ macro_rules! handles {
     )* };
 }
 
-handles!(
-    Far: |_| Placement::Far, Tier: |tier: &Tier| Placement::Tier(*tier), Local: |_| Placement::Local
-);
+handles!(Far: |_| Placement::Far, Tier: |t: &Tier| Placement::Tier(*t), Local: |_| Placement::Local);
 
 #[cfg(all(test, any(feature = "nightly", std_allocator)))]
 mod tests {

@@ -169,10 +169,7 @@ fn open_with_run(pager: &Pager, chunk: ChunkId) -> Option<bool> {
     pager.counters().chunks_reused.bump();
     let opened = leave_to_kernel(pager.memory(), chunk);
     // Before anybody looks at the words: the chunk is latched.
-    pager
-        .table()
-        .pages_of_chunk(chunk)
-        .for_each(|page| pager.publish(page, Word::moving(None), Word::EMPTY));
+    let_go(pager.table(), pager.table().pages_of_chunk(chunk));
     if !opened {
         // The kernel has no mapping left (max_map_count).
         list_resident(pager.memory(), chunk, &mut pager.table().pages_of_chunk(chunk));
@@ -194,8 +191,7 @@ fn move_run_in(memory: &RegionMemory, chunk: ChunkId, first: FrameId) -> bool {
     if moved > 0 {
         memory.mapper().move_back(dst, src, moved);
     }
-    let pages = memory.table().pages_of_chunk(chunk);
-    pages.for_each(|page| memory.table().publish(page, Word::moving(None), Word::EMPTY));
+    let_go(memory.table(), memory.table().pages_of_chunk(chunk));
     false
 }
 
@@ -208,9 +204,13 @@ pub(in crate::paging) fn claim_all(table: &PageTable, chunk: ChunkId) -> bool {
     if claimed as u64 == table.pages_per_chunk() {
         return true;
     }
-    let claimed = table.pages_of_chunk(chunk).take(claimed);
-    claimed.for_each(|page| table.publish(page, Word::moving(None), Word::EMPTY));
+    let_go(table, table.pages_of_chunk(chunk).take(claimed));
     false
+}
+
+/// Lets go of pages that were [claimed](claim_all): they are empty.
+fn let_go(table: &PageTable, pages: impl Iterator<Item = PageId>) {
+    pages.for_each(|page| table.publish(page, Word::moving(None), Word::EMPTY));
 }
 
 /// Whether a mapped page is as the kernel would have filled it: one that has given its slot up may be protected.

@@ -60,6 +60,17 @@ impl fmt::Debug for PoolConfig {
     }
 }
 
+/// Methods that set what is on or off.
+macro_rules! switches {
+    ($($(#[$doc:meta])* $name:ident;)*) => { $(
+        $(#[$doc])*
+        pub fn $name(mut self, on: bool) -> PoolConfig {
+            self.$name = on;
+            self
+        }
+    )* };
+}
+
 impl PoolConfig {
     /// The defaults: 4 KiB pages, checksums, a background cleaner, [`Proven`].
     pub fn new() -> PoolConfig {
@@ -93,37 +104,8 @@ impl PoolConfig {
         self
     }
 
-    /// Sets whether all bytes of a page are the user's; off unless set. Fixed when a file is created. For
-    /// programs with pages of a layout of their own, which fills them: the pool's trailer of 16 bytes is left
-    /// out, and [`payload`](crate::pool::BufferPool::payload) is the page size.
-    ///
-    /// Such pages have no checksum: one that a power cut has torn, that the device has changed, or that is of an
-    /// older table is read as if it were right, and the program has to tell by checks of its own. They have
-    /// no number of a log record: `lsn` is 0, `set_lsn` panics, and [`before_write`](PoolConfig::before_write) is
-    /// told 0.
-    pub fn whole_pages(mut self, on: bool) -> PoolConfig {
-        self.whole_pages = on;
-        self
-    }
-
     pub(super) fn has_checksums(&self) -> bool {
         self.checksum.unwrap_or(!self.whole_pages)
-    }
-
-    /// Sets whether a background thread writes dirty pages that are about to be evicted, and while the
-    /// memory is nearly used up and nothing is evicted, those that are not changed any more; on unless set.
-    pub fn cleaner(mut self, on: bool) -> PoolConfig {
-        self.cleaner = on;
-        self
-    }
-
-    /// Sets whether the background thread puts runs of 2 MiB into huge pages while nothing leaves the
-    /// pool; on unless set. Only pages of 4 KiB are, and only where the kernel can (6.1). It costs
-    /// 0.6 ms of processor time a run, during which its pages cannot be changed; the first page to
-    /// leave the run costs 0.2 to 0.4 ms more.
-    pub fn huge_frames(mut self, on: bool) -> PoolConfig {
-        self.huge_frames = on;
-        self
     }
 
     /// Sets how long a fix waits for a latch; 30 seconds unless set. Time in which the process is stopped
@@ -157,29 +139,41 @@ impl PoolConfig {
         self
     }
 
-    /// Sets whether [`create`](PoolConfig::create) may take the place of data, of an older table too;
-    /// off unless set.
-    pub fn overwrite(mut self, on: bool) -> PoolConfig {
-        self.overwrite = on;
-        self
-    }
-
-    /// Sets whether a table is only read; off unless set. It may then lie in a file that cannot be written,
-    /// and several pools, also of several processes, may read it at once; they keep out a pool that changes
-    /// it. Its pages are those of its last flush, or later ones that were evicted: whatever would change one
-    /// is [`Error::Device`], [`try_fix_exclusive`](crate::pool::BufferPool::try_fix_exclusive) gives `None`, and
-    /// a guard cannot be upgraded.
-    pub fn read_only(mut self, on: bool) -> PoolConfig {
-        self.read_only = on;
-        self
+    switches! {
+        /// Sets whether all bytes of a page are the user's; off unless set. Fixed when a file is created. For
+        /// programs with pages of a layout of their own, which fills them: the pool's trailer of 16 bytes is left
+        /// out, and [`payload`](crate::pool::BufferPool::payload) is the page size.
+        ///
+        /// Such pages have no checksum: one that a power cut has torn, that the device has changed, or that is of an
+        /// older table is read as if it were right, and the program has to tell by checks of its own. They have
+        /// no number of a log record: `lsn` is 0, `set_lsn` panics, and [`before_write`](PoolConfig::before_write) is
+        /// told 0.
+        whole_pages;
+        /// Sets whether a background thread writes dirty pages that are about to be evicted, and while the
+        /// memory is nearly used up and nothing is evicted, those that are not changed any more; on unless set.
+        cleaner;
+        /// Sets whether the background thread puts runs of 2 MiB into huge pages while nothing leaves the
+        /// pool; on unless set. Only pages of 4 KiB are, and only where the kernel can (6.1). It costs
+        /// 0.6 ms of processor time a run, during which its pages cannot be changed; the first page to
+        /// leave the run costs 0.2 to 0.4 ms more.
+        huge_frames;
+        /// Sets whether [`create`](PoolConfig::create) may take the place of data, of an older table too;
+        /// off unless set.
+        overwrite;
+        /// Sets whether a table is only read; off unless set. It may then lie in a file that cannot be written,
+        /// and several pools, also of several processes, may read it at once; they keep out a pool that changes
+        /// it. Its pages are those of its last flush, or later ones that were evicted: whatever would change one
+        /// is [`Error::Device`], [`try_fix_exclusive`](crate::pool::BufferPool::try_fix_exclusive) gives `None`, and
+        /// a guard cannot be upgraded.
+        read_only;
     }
 
     /// # Errors
     /// [`Error::Config`] for a bad page size, for checksums of whole pages, for a new table that is only read,
     /// and for a pool of another manager.
     pub(super) fn check(&self, is_new: bool, manager: &Arc<MemoryManager>) -> Result<()> {
-        if self.beside.as_ref().is_some_and(|group| !Arc::ptr_eq(group.share().manager(), manager))
-        {
+        let is_other = |group: &Arc<Group>| !Arc::ptr_eq(group.share().manager(), manager);
+        if self.beside.as_ref().is_some_and(is_other) {
             return Err(Error::config("beside", "the other table is under another memory manager"));
         }
         if is_new && self.read_only {

@@ -459,13 +459,8 @@ impl Outbox {
     fn next_line(&self) -> Option<Line> {
         self.lines.pop().or_else(|| {
             let dropped = self.dropped.swap(0, Ordering::Relaxed);
-            let told = || {
-                Line::new(
-                    Level::Warn,
-                    format_args!("{dropped} messages were dropped: nobody reads"),
-                )
-            };
-            (dropped > 0).then(told)
+            let told = format_args!("{dropped} messages were dropped: nobody reads");
+            (dropped > 0).then(|| Line::new(Level::Warn, told))
         })
     }
 }

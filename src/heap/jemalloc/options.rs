@@ -98,32 +98,31 @@ fn check_build(build: &Build) -> Result<()> {
 
 /// Shortens the time that freed local memory keeps its contents, where nobody has chosen it.
 fn set_decay() -> Result<()> {
-    static NEW: Control<2> = Control::new(c"arenas.dirty_decay_ms");
-    static ARENA: Control<3> = Control::new(c"arena.0.dirty_decay_ms");
+    let (new, of_arena) = (control!(c"arenas.dirty_decay_ms"), control!(c"arena.0.dirty_decay_ms"));
     // SAFETY: yields an `ssize_t`.
-    if unsafe { NEW.read::<isize>(&[]) }? == DECAY_DEFAULT_MS {
+    if unsafe { new.read::<isize>(&[]) }? == DECAY_DEFAULT_MS {
         // SAFETY: takes an `ssize_t`.
-        unsafe { NEW.write(&[], DECAY_MS) }?;
+        unsafe { new.write(&[], DECAY_MS) }?;
     }
     for arena in arenas()? {
         let part = [(1, arena.index())];
         // SAFETY: yields an `ssize_t`. An error: the arena has not been used yet.
-        if unsafe { ARENA.read::<isize>(&part) } == Ok(DECAY_DEFAULT_MS) {
+        if unsafe { of_arena.read::<isize>(&part) } == Ok(DECAY_DEFAULT_MS) {
             // SAFETY: takes an `ssize_t`.
-            unsafe { ARENA.write(&part, DECAY_MS) }?;
+            unsafe { of_arena.write(&part, DECAY_MS) }?;
         }
     }
     Ok(())
 }
 
 fn end_background_threads() -> Result<Option<String>> {
-    static THREADS: Control<1> = Control::new(c"background_thread");
+    let threads = control!(c"background_thread");
     // SAFETY: yields a `bool`. An error: jemalloc was built without such threads.
-    if !unsafe { THREADS.read::<bool>(&[]) }.unwrap_or(false) {
+    if !unsafe { threads.read::<bool>(&[]) }.unwrap_or(false) {
         return Ok(None);
     }
     // SAFETY: takes a `bool`; jemalloc waits for its threads to end.
-    unsafe { THREADS.write(&[], false) }?;
+    unsafe { threads.write(&[], false) }?;
     let text = "jemalloc's background threads were ended: memory is given back by the heap's own";
     Ok(Some(text.to_owned()))
 }

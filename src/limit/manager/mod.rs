@@ -129,11 +129,8 @@ impl MemoryManager {
         let seen = Arc::clone(&shared);
         let _blocked = SignalsBlocked::new();
         let thread = thread::spawn("farheap-reclaim", move || seen.run())?;
-        Ok(Arc::new(MemoryManager {
-            shared,
-            temporary,
-            thread: Ranked::new(Rank::Leaf, Some(thread)),
-        }))
+        let thread = Ranked::new(Rank::Leaf, Some(thread));
+        Ok(Arc::new(MemoryManager { shared, temporary, thread }))
     }
 
     /// Opens an account for a consumer. The name is for messages and statistics.
