@@ -18,6 +18,7 @@ pub(crate) mod fork;
 pub(crate) mod inherited;
 pub(crate) mod kernel;
 pub(crate) mod layers;
+pub(crate) mod map_anew;
 pub(crate) mod membarrier;
 #[doc(hidden)]
 pub mod messages;

@@ -5,6 +5,7 @@
 #![expect(unsafe_code, reason = "maps, advises and unmaps address space")]
 
 use super::fork::{self, Born, Private};
+use super::map_anew::map_anew;
 use super::{inherited, refused};
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -390,6 +391,15 @@ impl Mapping {
     /// Makes a fenced part of the mapping ordinary zero-filled memory again. It can be touched
     /// only after `prepare`.
     pub(crate) fn unfence(
+        &self,
+        offset: usize,
+        len: usize,
+        prepare: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        map_anew(|| self.map_anew(offset, len, prepare))
+    }
+
+    fn map_anew(
         &self,
         offset: usize,
         len: usize,

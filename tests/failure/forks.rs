@@ -10,6 +10,7 @@ use farheap::region::Install;
 use farheap::store::Op;
 use std::io::Write;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Forks; the child runs `body` and ends with 0 if nothing in it panics.
@@ -279,6 +280,31 @@ fn what_is_mapped_over_far_memory_that_has_left_is_the_childs_own() {
         expect_all();
     });
     assert_eq!(wait_for(child), 0, "the child");
+}
+
+/// A thread frees memory over which it has mapped its own, which is far memory again from then on: children that are
+/// forked meanwhile have all of the region.
+#[test]
+fn children_inherit_all_while_a_thread_maps_over_far_memory_and_frees_it() {
+    let name = "forks::children_inherit_all_while_a_thread_maps_over_far_memory_and_frees_it";
+    let _watchdog = watchdog(name, HUNG);
+    let Some(far) = far(name, DEADLINE) else { return };
+    far.store(SOME);
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                let start = far.region.map_part_pages(far.len(1)).expect("there is room");
+                map_over(start.as_ptr() as usize, far.page);
+                // SAFETY: just mapped, and nobody's any more.
+                unsafe { far.region.unmap_part_pages(start, far.len(1)) }.expect("just mapped");
+            }
+        });
+        let ends: Vec<i32> =
+            (0..40).map(|_| wait_for(fork(|| far.check(SOME)))).filter(|end| *end != 0).collect();
+        is_over.store(true, Ordering::Relaxed);
+        assert_eq!(ends, [], "children that could not read");
+    });
 }
 
 #[test]

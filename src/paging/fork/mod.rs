@@ -30,7 +30,7 @@
 //! before each fork, and stay reserved there, without access.
 //!
 //! # Invariants
-//! 1. Locks are taken in this order: the list of parts, gates, then none that a thread may hold which
+//! 1. Locks are taken in this order: the list of parts, gates, that of what is mapped anew, then none that a thread may hold which
 //!    stands still.
 //! 2. The range of a region is inherited between `before` and `after` only.
 #![expect(unsafe_code, reason = "passes what is under way from one function of a fork to the next")]
@@ -51,6 +51,7 @@ use crate::paging::fork::children::Birth;
 use crate::paging::fork::heir::Heir;
 use crate::paging::fork::legacy::Legacy;
 use crate::paging::pager::Pager;
+use crate::sys::map_anew::NothingAnew;
 use crate::sys::{fork, messages, thread, vm};
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
@@ -74,6 +75,7 @@ static PARTS: Mutex<Vec<Part>> = Mutex::new(Vec::new());
 /// A fork that has begun.
 struct UnderWay {
     parts: MutexGuard<'static, Vec<Part>>,
+    _nothing_anew: NothingAnew,
     /// For each part; `None`: the child will have no access to it.
     births: Vec<Option<Birth>>,
 }
@@ -135,8 +137,9 @@ extern "C" fn before() {
         fork::touch_streams();
     }
     parts.iter().for_each(|part| part.close(Closed::All, thread));
+    let nothing_anew = NothingAnew::begin();
     let births = parts.iter().map(Part::prepare).collect();
-    let under_way = Box::new(UnderWay { parts, births });
+    let under_way = Box::new(UnderWay { parts, _nothing_anew: nothing_anew, births });
     UNDER_WAY.store(Box::into_raw(under_way), Ordering::Relaxed);
 }
 
@@ -150,7 +153,7 @@ fn under_way() -> UnderWay {
 
 extern "C" fn in_parent() {
     let _ours = keep_local();
-    let UnderWay { parts, births } = under_way();
+    let UnderWay { parts, _nothing_anew, births } = under_way();
     let any_inherited = births.iter().any(Option::is_some);
     for (part, birth) in parts.iter().zip(births) {
         part.go_on(birth);
@@ -164,7 +167,7 @@ extern "C" fn in_child() {
     let _ours = keep_local();
     // What it opens here and by its thread it closes when it ends, or the program does by closing all.
     let _raised = fork::RaisedLimit::new();
-    let UnderWay { mut parts, births } = under_way();
+    let UnderWay { mut parts, _nothing_anew, births } = under_way();
     let mut heirs = Vec::with_capacity(parts.len());
     for (part, birth) in parts.iter().zip(births) {
         // Not inherited: the range is reserved (`fork::keep_place`).
