@@ -14,11 +14,11 @@
 
 use crate::advice::drop_far;
 use crate::code::Changing;
-use crate::own::{enter, set_errno};
+use crate::own::{enter, keep_errno, set_errno};
 use crate::{report, start};
 use farheap::{ByteCount, Far, Heap};
 use libc::{c_int, c_void, off_t, size_t};
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 const PAGE: usize = 4096;
@@ -302,8 +302,9 @@ unsafe fn copy_away(from: &InFar, wanted: usize, place: Option<*mut c_void>) -> 
 }
 
 /// Moves what the program has mapped over far memory, a file for example. By itself the kernel would leave a hole, in
-/// which it maps what others ask for. It keeps the old mapping where a shared one is doubled (an old length of 0), and
-/// where a private one has the same length in its new place: a longer one is refused.
+/// which it maps what others ask for; so it keeps the old mapping. First to a place of the kernel's choice: that is
+/// refused, with nothing moved, where the range is more than one mapping, of which to a given place (from Linux 6.17 on)
+/// the first would have gone when another cannot.
 ///
 /// # Safety
 /// As for `mremap(2)`.
@@ -313,16 +314,24 @@ unsafe fn move_own(from: &InFar, wanted: usize, place: Option<*mut c_void>) -> *
     {
         return failed(errno);
     }
-    let fixed = if place.is_some() { libc::MREMAP_FIXED } else { 0 } | libc::MREMAP_MAYMOVE;
-    let (old, place) = (from.start.as_ptr().cast(), place.unwrap_or_default());
+    let (old, len) = (from.start.as_ptr().cast::<c_void>(), from.len);
+    let (anywhere, fixed) = (libc::MREMAP_MAYMOVE, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED);
     let _changing = Changing::begin();
     // SAFETY: as the caller promises.
-    let doubled = unsafe { kernel_mremap(old, 0, wanted, fixed, place) };
-    if doubled != libc::MAP_FAILED || wanted != from.len {
-        return doubled;
+    let moved =
+        unsafe { kernel_mremap(old, len, len, anywhere | libc::MREMAP_DONTUNMAP, ptr::null_mut()) };
+    if moved == libc::MAP_FAILED {
+        return moved;
     }
-    // SAFETY: as the caller promises.
-    unsafe { kernel_mremap(old, wanted, wanted, fixed | libc::MREMAP_DONTUNMAP, place) }
+    let flags = if place.is_some() { fixed } else { anywhere };
+    // SAFETY: just mapped, and known to nobody; the place is the caller's to give.
+    let to = unsafe { kernel_mremap(moved, len, wanted, flags, place.unwrap_or_default()) };
+    if to == libc::MAP_FAILED {
+        let _kept = keep_errno();
+        // SAFETY: as before it was moved.
+        unsafe { kernel_mremap(moved, len, len, fixed, old) };
+    }
+    to
 }
 
 /// `shmat(2)`. Over far memory (`SHM_REMAP`) it is refused: `shmdt(2)` would leave a hole in it, and says of no length.

@@ -175,19 +175,21 @@ static void unmap_neighbours(void) {
     }
 }
 
-/* A call that moves a part to another place and is refused leaves all of it as it was. */
-static void refuse_to_move(void) {
-    enum { LEN = 128, KEPT = 80, OVER = 8 };
+/* A call that moves `kept` pages to another place and is refused leaves all of it as it was: memory in two mappings, one at
+   page `over`, of a file or, known only to the kernel, anonymous. */
+static void refuse_to_move(size_t over, int is_file, size_t kept) {
+    enum { LEN = 128 };
     unsigned char *start = map(NULL, LEN * PAGE, PROT_READ | PROT_WRITE, 0), *place = NULL;
     CHECK(start != MAP_FAILED);
-    /* In two mappings, one of a file. */
-    CHECK(mmap(start + OVER * PAGE, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) != MAP_FAILED);
+    long flags = MAP_FIXED | (is_file ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS), mapped;
+    mapped = syscall(SYS_mmap, start + over * PAGE, PAGE, PROT_READ | PROT_WRITE, flags, is_file ? (long)file : -1l, 0l);
+    CHECK((unsigned char *)mapped == start + over * PAGE);
     for (size_t page = 0; page < LEN; page++) memset(start + page * PAGE, (int)page + 1, PAGE);
     place = map(NULL, LEN * PAGE, PROT_READ | PROT_WRITE, 0);
     CHECK(place != MAP_FAILED);
-    unsigned char *moved = mremap(start, LEN * PAGE, KEPT * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, place);
+    unsigned char *moved = mremap(start, LEN * PAGE, kept * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, place);
     CHECK(moved == place || moved == MAP_FAILED);
-    size_t len = moved == place ? KEPT : LEN;
+    size_t len = moved == place ? kept : LEN;
     if (moved == MAP_FAILED) moved = start;
     for (int n = 0; n < 40; n++) {
         unsigned char *other = map(NULL, 64 * PAGE, PROT_READ | PROT_WRITE, 0);
@@ -217,7 +219,7 @@ int main(int argc, char **argv) {
     CHECK(at == (void *)-1 && elsewhere != (void *)-1 && shmdt(elsewhere) == 0);
     CHECK(munmap(start, 1ul << 20) == 0);
     unmap_neighbours();
-    refuse_to_move();
+    for (int way = 0; way < 8; way++) refuse_to_move(way & 1 ? 8 : 0, way >> 1 & 1, way >> 2 ? 80 : 128);
     CHECK(first[100] == 7 && first[(24ul << 20) - 1] == 7);
     puts("right");
     return 0;
