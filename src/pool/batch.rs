@@ -6,13 +6,13 @@
 #![expect(unsafe_code, reason = "tells the processor what will be read")]
 
 use super::buffer_pool::BufferPool;
-use super::fixed_vec::FixedVec;
 use super::frames::BATCH_MAX;
 use super::guard::{Held, OptimisticGuard, SharedGuard};
 use super::latch::HeldWord;
 use super::page_table::PageTable;
 use crate::base::error::Result;
 use crate::base::units::PageId;
+use arrayvec::ArrayVec;
 
 /// Pages whose lines are asked for before the first of them is read: what a cache of the first
 /// level takes beside everything else.
@@ -89,7 +89,7 @@ impl BufferPool {
         for group in pages.chunks(AHEAD) {
             let next = pages.len().min(first + AHEAD);
             announce(table, &pages[next..pages.len().min(next + AHEAD)], at);
-            let mut absent: FixedVec<_, AHEAD> = FixedVec::new((0, PageId(0)));
+            let mut absent: ArrayVec<_, AHEAD> = ArrayVec::new();
             for (index, page) in (first..).zip(group) {
                 if table.get(*page).is_some_and(|latch| latch.load().is_absent()) {
                     absent.push((index, *page));
@@ -139,7 +139,7 @@ impl BufferPool {
         pages: &[PageId],
         guards: &mut [Option<SharedGuard<'p>>],
     ) -> Result<()> {
-        let mut absent: FixedVec<_, BATCH_MAX> = FixedVec::new((0, PageId(0)));
+        let mut absent: ArrayVec<_, BATCH_MAX> = ArrayVec::new();
         for (index, page) in pages.iter().enumerate() {
             guards[index] = self.try_fix_shared(*page);
             if guards[index].is_none() {

@@ -11,11 +11,11 @@
 //! (`docs/measurements/cooperative.md`, victims). Pages that come count, because the hand moves in steps: between two
 //! of them TPC-C at 400 transactions a second looked like rest, and 3.3 times as many pages were written as without a cleaner.
 
-use super::fixed_vec::FixedVec;
 use super::frames::{BATCH_MAX, Frames};
 use super::latch::LatchWord;
 use super::write_back::WriteBack;
 use crate::base::units::{ByteCount, PageId};
+use arrayvec::ArrayVec;
 use std::time::{Duration, Instant};
 
 /// The cleaner is ahead of the hand by 1/AHEAD_PART of a lap, at most. Further ahead, more of what it writes
@@ -69,7 +69,7 @@ impl Cleaner {
         hand: u64,
         moved: u64,
     ) -> bool {
-        let mut batch: FixedVec<PageId, BATCH_MAX> = FixedVec::new(PageId(0));
+        let mut batch: ArrayVec<PageId, BATCH_MAX> = ArrayVec::new();
         self.take_leaving(frames, hand, &mut batch);
         let used = frames.account.account().used();
         if self.watch.is_at_rest(moved, used) && batch.is_empty() && frames.account.is_nearly_full()
@@ -85,7 +85,7 @@ impl Cleaner {
         &mut self,
         frames: &Frames,
         hand: u64,
-        batch: &mut FixedVec<PageId, BATCH_MAX>,
+        batch: &mut ArrayVec<PageId, BATCH_MAX>,
     ) {
         let steps = frames.table.steps() as u64;
         let end = hand + steps.div_ceil(AHEAD_PART);
@@ -115,7 +115,7 @@ impl Watch {
     }
 
     /// Marks watched pages for writing that rest; watches the next ones when there are none left.
-    fn take_resting(&mut self, frames: &Frames, batch: &mut FixedVec<PageId, BATCH_MAX>) {
+    fn take_resting(&mut self, frames: &Frames, batch: &mut ArrayVec<PageId, BATCH_MAX>) {
         if self.pages.is_empty() {
             self.begin(frames);
         } else if self.since.elapsed() >= RESTING {
@@ -149,7 +149,7 @@ fn begin_write_if(
     frames: &Frames,
     page: PageId,
     due: impl Fn(LatchWord) -> bool,
-    batch: &mut FixedVec<PageId, BATCH_MAX>,
+    batch: &mut ArrayVec<PageId, BATCH_MAX>,
 ) {
     let latch = frames.table.word(page);
     let seen = latch.load();

@@ -10,9 +10,9 @@
 //!    chunk is frozen.
 
 use super::chunk::CHUNK_PAGES;
-use super::fixed_vec::FixedVec;
 use super::frames::{BATCH_MAX, Frames};
 use super::latch::Latch;
+use arrayvec::ArrayVec;
 
 /// Maximum number of absent pages between two victims of one range.
 const GAP_MAX: usize = 32;
@@ -21,17 +21,14 @@ const GAP_MAX: usize = 32;
 const CHUNKS_MAX: usize = 64;
 
 /// The locked gaps of a batch.
+#[derive(Default)]
 pub(super) struct Gaps {
-    gaps: FixedVec<(usize, usize), BATCH_MAX>,
+    gaps: ArrayVec<(usize, usize), BATCH_MAX>,
     /// The chunks of the gaps, frozen.
-    chunks: FixedVec<usize, CHUNKS_MAX>,
+    chunks: ArrayVec<usize, CHUNKS_MAX>,
 }
 
 impl Gaps {
-    pub(super) fn new() -> Gaps {
-        Gaps { gaps: FixedVec::new((0, 0)), chunks: FixedVec::new(0) }
-    }
-
     /// Locks the pages from `from` up to `to`, if there are few and all are absent.
     pub(super) fn lock(&mut self, frames: &Frames, from: usize, to: usize) -> bool {
         let chunk = from / CHUNK_PAGES;

@@ -12,7 +12,6 @@
 #![expect(unsafe_code, reason = "moves the memory of locked pages")]
 
 use super::chunk::CHUNK_PAGES;
-use super::fixed_vec::FixedVec;
 use super::frames::Frames;
 use super::stats::PoolStats;
 use crate::base::counter::Counter;
@@ -20,6 +19,7 @@ use crate::base::sync::{AtomicU64, Ordering};
 use crate::base::units::{ByteCount, PageId};
 use crate::limit::manager::Donation;
 use crate::sys::vm::{HUGE_PAGE, Piece};
+use arrayvec::ArrayVec;
 
 /// Runs that move together: one call for neighbours.
 const GROUP_MAX: usize = 16;
@@ -205,7 +205,7 @@ fn unlock_moved(frames: &Frames, group: &Group, place: *mut u8) {
     let page_bytes = frames.table.page_bytes();
     let (start, end) = (group.start, group.end);
     let stamp = frames.stamp();
-    let mut copied: FixedVec<Piece, KEPT_MAX> = FixedVec::new(Piece::new(0, 0));
+    let mut copied: ArrayVec<Piece, KEPT_MAX> = ArrayVec::new();
     let mut at = start;
     while at < end {
         let until = end.min((at / 64 + 1) * 64);
@@ -236,7 +236,7 @@ fn unlock_moved(frames: &Frames, group: &Group, place: *mut u8) {
 }
 
 /// Drops the other copies of pages that were copied back: their memory is not charged.
-fn drop_copied(frames: &Frames, copied: &mut FixedVec<Piece, KEPT_MAX>) {
+fn drop_copied(frames: &Frames, copied: &mut ArrayVec<Piece, KEPT_MAX>) {
     if !copied.is_empty() {
         // SAFETY: the pieces were copied from, and nobody uses the taker's room yet.
         unsafe { frames.table.discard_all(copied) };

@@ -7,12 +7,12 @@
 
 use super::chunk::CHUNK_PAGES;
 use super::coalescing::Gaps;
-use super::fixed_vec::FixedVec;
 use super::frames::{BATCH_MAX, Frames};
 use super::write_back::WriteBack;
 use crate::base::sync::{AtomicU64, Ordering};
 use crate::base::units::{ByteCount, PageId};
 use crate::sys::vm::Piece;
+use arrayvec::ArrayVec;
 use crossbeam_utils::CachePadded;
 
 /// Laps of the hand after which a reclaim gives up: a page may have to be passed once for each
@@ -35,21 +35,17 @@ pub(super) enum Dirty {
 const DEFERRED_MAX: u64 = 1;
 
 /// Victims of a batch.
+#[derive(Default)]
 struct Batch {
     /// Locked.
-    clean: FixedVec<PageId, BATCH_MAX>,
+    clean: ArrayVec<PageId, BATCH_MAX>,
     /// Held for writing.
-    dirty: FixedVec<PageId, BATCH_MAX>,
+    dirty: ArrayVec<PageId, BATCH_MAX>,
     /// Dirty victims that were passed.
     passed: u64,
 }
 
 impl Batch {
-    fn new() -> Batch {
-        let none = PageId(0);
-        Batch { clean: FixedVec::new(none), dirty: FixedVec::new(none), passed: 0 }
-    }
-
     fn len(&self) -> usize {
         self.clean.len() + self.dirty.len()
     }
@@ -137,7 +133,7 @@ impl Evictor {
         let (steps, page_bytes) = (frames.table.steps() as u64, frames.table.page_size().0);
         let pages = (demand.want - demand.freed).div_ceil(page_bytes);
         let target = (pages as usize).min(self.batch);
-        let (mut batch, mut is_lap_over) = (Batch::new(), false);
+        let (mut batch, mut is_lap_over) = (Batch::default(), false);
         while batch.len() < target && !is_lap_over && demand.steps_left > 0 {
             if batch.passed * page_bytes >= demand.deferred_left {
                 demand.steps_left = 0;
@@ -183,9 +179,9 @@ impl Evictor {
         if pages.is_empty() {
             return 0;
         }
-        let mut pieces: FixedVec<Piece, BATCH_MAX> = FixedVec::new(Piece::new(0, 0));
+        let mut pieces: ArrayVec<Piece, BATCH_MAX> = ArrayVec::new();
         let len = frames.table.page_bytes();
-        let mut gaps = Gaps::new();
+        let mut gaps = Gaps::default();
         // One past the page before.
         let mut after = usize::MAX;
         for page in pages {

@@ -3,7 +3,6 @@
 
 use super::account::PoolAccount;
 use super::checksum;
-use super::fixed_vec::FixedVec;
 use super::frames::BATCH_MAX;
 use super::page_table::PageTable;
 use crate::base::error::{Error, Result};
@@ -11,6 +10,7 @@ use crate::base::local::keep_local;
 use crate::base::sync::{AtomicBool, AtomicU64, Ordering, Rank, Ranked};
 use crate::base::units::{ByteCount, PageId};
 use crate::store::{OnlyUser, Op, Queue, Request, Segment, queue_bytes};
+use arrayvec::ArrayVec;
 use std::cell::Cell;
 use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
@@ -142,7 +142,7 @@ impl TableFile {
         mut done: impl FnMut(T, Result<()>),
     ) -> Result<usize> {
         let mut queue = self.take_queue(account)?;
-        let mut tags: FixedVec<T, BATCH_MAX> = FixedVec::new(T::default());
+        let mut tags: ArrayVec<T, BATCH_MAX> = ArrayVec::new();
         let done_count = Cell::new(0);
         let mut wait = |queue: &mut dyn Queue, tags: &[T]| {
             let waited = queue.wait(WAIT, &mut |completion| {

@@ -12,7 +12,7 @@
 //!
 //! | files | hold |
 //! |---|---|
-//! | `latch`, `backoff`, `fixed_vec`, `stats` | the word of one page; waiting for it; lists of pages; figures |
+//! | `latch`, `backoff`, `stats` | the word of one page; waiting for it; figures |
 //! | `page_table`, `chunk` (of `chunk_note`s), `resident` (with `replacement`), `account`, `free_list` | the parts: words and memory, notes of 512 pages, what is in memory, the share of the limit, free numbers |
 //! | `frames` | the parts together: memory is charged, split, dropped |
 //! | `file`, `checksum` | the store and its queues |
@@ -42,7 +42,6 @@ mod donate;
 mod evict;
 mod file;
 mod fix;
-mod fixed_vec;
 mod frames;
 mod free_chain;
 mod free_list;

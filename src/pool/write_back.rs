@@ -2,7 +2,6 @@
 #![expect(unsafe_code, reason = "lends page memory to the device")]
 
 use super::file::{TableFile, survived};
-use super::fixed_vec::FixedVec;
 use super::frames::{BATCH_MAX, Frames};
 use super::stats::PoolStats;
 use super::write_result::WriteResult;
@@ -12,6 +11,7 @@ use crate::base::local::keep_local;
 use crate::base::sync::{AtomicBool, Ordering, Rank, Ranked};
 use crate::base::units::PageId;
 use crate::store::Op;
+use arrayvec::ArrayVec;
 use std::sync::Arc;
 
 /// Asked before a page is written back: the write-ahead log must hold record `lsn` first.
@@ -80,7 +80,7 @@ impl WriteBack {
     /// one request; ends each write.
     pub(super) fn write(&self, frames: &Frames, pages: &[PageId]) -> WriteResult {
         let table = &frames.table;
-        let mut runs: FixedVec<Run, BATCH_MAX> = FixedVec::new(Run::default());
+        let mut runs: ArrayVec<Run, BATCH_MAX> = ArrayVec::new();
         let mut result = WriteResult::default();
         for (index, page) in pages.iter().enumerate() {
             let latch = table.word(*page);
@@ -178,7 +178,7 @@ impl WriteBack {
         pages: impl Iterator<Item = PageId>,
     ) -> Result<Option<Error>> {
         let mut result = WriteResult::default();
-        let mut batch: FixedVec<PageId, BATCH_MAX> = FixedVec::new(PageId(0));
+        let mut batch: ArrayVec<PageId, BATCH_MAX> = ArrayVec::new();
         for page in pages {
             let is_held = match try_hold(frames, page) {
                 Some(is_held) => is_held,

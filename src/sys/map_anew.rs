@@ -15,16 +15,14 @@ static FORKING: AtomicU32 = AtomicU32::new(0);
 
 /// While it lives no other thread maps a part of a region anew: at first that is not inherited, and would be missing in
 /// the child.
-#[derive(Debug)]
-pub(crate) struct NothingAnew {
-    _held: MutexGuard<'static, ()>,
-}
+#[expect(dead_code, reason = "held")]
+pub(crate) struct NothingAnew(MutexGuard<'static, ()>);
 
 impl NothingAnew {
     pub(crate) fn begin() -> NothingAnew {
         let held = MAPS_ANEW.lock().unwrap_or_else(PoisonError::into_inner);
         FORKING.store(thread::current(), Ordering::Relaxed);
-        NothingAnew { _held: held }
+        NothingAnew(held)
     }
 }
 
