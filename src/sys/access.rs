@@ -14,7 +14,7 @@ use std::ptr::NonNull;
 /// Drops what kernel pages hold that a forked child has inherited, whatever their protection, which stays as
 /// it is: they read as zero.
 ///
-/// Pages that have left memory are not dropped by the kernel, and the heir's thread may take pages out and bring them in
+/// Pages that have left memory are not dropped by the kernel, and the child's thread may take pages out and bring them in
 /// meanwhile: so it is looked at afterwards. What cannot be dropped, because it is locked, is filled with zeros.
 ///
 /// # Errors

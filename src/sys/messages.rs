@@ -6,7 +6,7 @@
 //!
 //! | who | when | does |
 //! |---|---|---|
-//! | evictors, heirs, the maintenance thread | ten times a second | `flush`: sends to standard error as far as there is room, or wakes the log's thread |
+//! | evictors, children, the maintenance thread | ten times a second | `flush`: sends to standard error as far as there is room, or wakes the log's thread |
 //! | `farheap-log`, which is there if a logger is | when it is woken | calls the logger |
 //! | the program's threads, at the end of a call that may have said something (`Deliver`) | then | either |
 //!

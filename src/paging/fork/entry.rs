@@ -1,4 +1,4 @@
-//! An heir's record of a page, in 64 bits. Zero: nothing beyond what was inherited.
+//! A child region's record of a page, in 64 bits. Zero: nothing beyond what was inherited.
 //!
 //! ```text
 //!  63 known | 62 out | 61 listed | 60..59 backing: nothing, slot, frame | 58..46 layer | 45..0 number

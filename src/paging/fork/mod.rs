@@ -5,7 +5,7 @@
 //!  ---------------          ----------------            -----
 //!  before: close gate ----> stand still
 //!   hold the slots in use, a pipe, let the mappings be inherited
-//!  fork ------------------------------------------->   after: a thread of its own (heir), which
+//!  fork ------------------------------------------->   after: a thread of its own (child), which
 //!  after: open gate ------> go on                       registers the memory and serves its faults
 //!   slots of the hold are                               reads the parent's slots
 //!   not written, not freed                              writes to slots of its own
@@ -21,8 +21,8 @@
 //! |---|---|
 //! | this one | what happens around a fork, in its order |
 //! | `state`, `children` | what a parent keeps for the children that live |
-//! | `heir`, `legacy`, `entry` | what a child has inherited |
-//! | `heir_thread` | serves its faults, and takes pages out |
+//! | `child`, `snapshot`, `entry` | what a child has inherited |
+//! | `child_thread` | serves its faults, and takes pages out |
 //!
 //! Not inherited is a region in in-thread mode, one that has jemalloc's metadata, one whose store cannot be read in a
 //! child (encrypted, or of the program's own without [`Store::inherit`](crate::store::Store::inherit)) or is wiped at
@@ -35,11 +35,11 @@
 //! 2. The range of a region is inherited between `before` and `after` only.
 #![expect(unsafe_code, reason = "passes what is under way from one function of a fork to the next")]
 
+mod child_region;
+mod child_thread;
 pub(in crate::paging) mod children;
 mod entry;
-mod heir;
-mod heir_thread;
-mod legacy;
+mod snapshot;
 pub(in crate::paging) mod state;
 
 use crate::base::error::{Error, Result};
@@ -47,9 +47,9 @@ use crate::base::gate::{Closed, Gate};
 use crate::base::local::keep_local;
 use crate::base::sync::{AtomicPtr, Ordering};
 use crate::paging::diagnostics;
+use crate::paging::fork::child_region::ChildRegion;
 use crate::paging::fork::children::Birth;
-use crate::paging::fork::heir::Heir;
-use crate::paging::fork::legacy::Legacy;
+use crate::paging::fork::snapshot::ForkSnapshot;
 use crate::paging::pager::Pager;
 use crate::sys::map_anew::NothingAnew;
 use crate::sys::{fork, messages, thread, vm};
@@ -67,7 +67,7 @@ enum Part {
     /// One that children have no part in.
     Kept(Arc<Pager>),
     /// One that it has inherited itself.
-    Heir(Arc<Heir>),
+    Child(Arc<ChildRegion>),
 }
 
 static PARTS: Mutex<Vec<Part>> = Mutex::new(Vec::new());
@@ -114,7 +114,7 @@ pub(in crate::paging) fn unlist(pager: &Arc<Pager>) {
     let mut parts = parts();
     parts.retain(|part| match part {
         Part::Region(listed) | Part::Kept(listed) => !Arc::ptr_eq(listed, pager),
-        Part::Heir(_) => true,
+        Part::Child(_) => true,
     });
     if parts.is_empty() {
         fork::release_numbers();
@@ -137,7 +137,7 @@ extern "C" fn before() {
         fork::touch_streams();
     }
     parts.iter().for_each(|part| part.close(Closed::All, thread));
-    let nothing_anew = NothingAnew::begin();
+    let nothing_anew = NothingAnew::begin(); // Before a part is inherited.
     let births = parts.iter().map(Part::prepare).collect();
     let under_way = Box::new(UnderWay { parts, _nothing_anew: nothing_anew, births });
     UNDER_WAY.store(Box::into_raw(under_way), Ordering::Relaxed);
@@ -155,9 +155,7 @@ extern "C" fn in_parent() {
     let _ours = keep_local();
     let UnderWay { parts, _nothing_anew, births } = under_way();
     let any_inherited = births.iter().any(Option::is_some);
-    for (part, birth) in parts.iter().zip(births) {
-        part.go_on(birth);
-    }
+    parts.iter().zip(births).for_each(|(part, birth)| part.go_on(birth));
     if any_inherited {
         fork::reserve_numbers();
     }
@@ -168,12 +166,12 @@ extern "C" fn in_child() {
     // What it opens here and by its thread it closes when it ends, or the program does by closing all.
     let _raised = fork::RaisedLimit::new();
     let UnderWay { mut parts, _nothing_anew, births } = under_way();
-    let mut heirs = Vec::with_capacity(parts.len());
+    let mut children = Vec::with_capacity(parts.len());
     for (part, birth) in parts.iter().zip(births) {
         // Not inherited: the range is reserved (`fork::keep_place`).
         let Some(birth) = birth else { continue };
         match part.inherit(birth) {
-            Ok(heir) => heirs.push(Part::Heir(heir)),
+            Ok(child) => children.push(Part::Child(child)),
             Err(error) => {
                 let table = part.pager().table();
                 if !fork::take_away(table.start(), table.len()) {
@@ -184,23 +182,23 @@ extern "C" fn in_child() {
         }
     }
     messages::flush();
-    fork::note_inherited(heirs.iter().map(|part| part.pager().table().start()));
+    fork::note_inherited(children.iter().map(|part| part.pager().table().start()));
     // The regions have threads and mappings that are not in this process: they are not to be dropped.
-    std::mem::forget(std::mem::replace(&mut *parts, heirs));
+    std::mem::forget(std::mem::replace(&mut *parts, children));
 }
 
 impl Part {
     fn pager(&self) -> &Arc<Pager> {
         match self {
             Part::Region(pager) | Part::Kept(pager) => pager,
-            Part::Heir(heir) => heir.pager(),
+            Part::Child(child) => child.pager(),
         }
     }
 
     fn gate(&self) -> &Gate {
         match self {
             Part::Region(pager) | Part::Kept(pager) => pager.fork().gate(),
-            Part::Heir(heir) => heir.gate(),
+            Part::Child(child) => child.gate(),
         }
     }
 
@@ -213,8 +211,8 @@ impl Part {
                 });
             }
             Part::Kept(_) => {}
-            Part::Heir(heir) => {
-                heir.gate().open(|| heir.ring());
+            Part::Child(child) => {
+                child.gate().open(|| child.ring());
             }
         }
     }
@@ -229,7 +227,7 @@ impl Part {
                 pager.fork().gate().close(what, thread, all, || pager.sched().call_all());
             }
             Part::Kept(_) => {}
-            Part::Heir(heir) => heir.close(what, thread),
+            Part::Child(child) => child.close(what, thread),
         }
     }
 
@@ -247,7 +245,7 @@ impl Part {
                 keep_from_child(pager);
                 return None;
             }
-            Part::Heir(heir) => heir.prepare_birth(),
+            Part::Child(child) => child.prepare_birth(),
         };
         let birth = birth.and_then(|birth| self.set_inherited(true).map(|()| birth));
         if let Err(error) = &birth {
@@ -277,15 +275,15 @@ impl Part {
                 birth.into_iter().for_each(|birth| pager.fork().children().add(birth));
             }
             Part::Kept(_) => unreachable!("looked at above"),
-            Part::Heir(heir) => {
-                birth.into_iter().for_each(|birth| heir.children().add(birth));
+            Part::Child(child) => {
+                birth.into_iter().for_each(|birth| child.children().add(birth));
             }
         }
         self.open();
     }
 
     /// In the child: makes the memory its own.
-    fn inherit(&self, birth: Birth) -> Result<Arc<Heir>> {
+    fn inherit(&self, birth: Birth) -> Result<Arc<ChildRegion>> {
         if self.gate().is_broken() {
             return Err(Error::Unsupported {
                 feature: INHERITED,
@@ -294,14 +292,14 @@ impl Part {
         }
         // From now on as in the parent.
         self.set_inherited(false)?;
-        let legacy = match self {
+        let snapshot = match self {
             Part::Region(pager) => {
-                Legacy::of_region(Arc::clone(pager), pager.fork().children().count())?
+                ForkSnapshot::of_region(Arc::clone(pager), pager.fork().children().count())?
             }
             Part::Kept(_) => unreachable!("such a part has no birth"),
-            Part::Heir(heir) => heir.legacy(),
+            Part::Child(child) => child.snapshot(),
         };
-        heir_thread::start(legacy, birth)
+        child_thread::start(snapshot, birth)
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! The program splits the mapping of far memory when it gives a part another protection, advice, policy or name
 //! (`mprotect(2)`, `madvise(2)`, `mbind(2)`, `prctl(2)`). One call of userfaultfd's works within one mapping, so a
-//! page that lies in two is moved and copied in pieces. Used by the mapper and by the thread of an heir.
+//! page that lies in two is moved and copied in pieces. Used by the mapper and by the thread of a child region.
 //!
 //! # Invariants
 //! 1. A page leaves the region in pieces by MOVE only, all of it or nothing: MOVE sees what a device is writing to,

@@ -17,7 +17,7 @@ const LOOK_PART: u32 = 10;
 
 /// When the thread looks whether pages have become the child's alone: more often while parent and child
 /// have faults, and never for more than 1/[`LOOK_PART`] of the time.
-pub(super) struct Looks {
+pub(super) struct RescanTimer {
     at: Instant,
     every: Duration,
     /// When all pages were looked at last, and how many faults parent and child had had by then.
@@ -25,9 +25,10 @@ pub(super) struct Looks {
     faults: u64,
 }
 
-impl Looks {
-    pub(super) fn new() -> Looks {
-        Looks { at: Instant::now() + LOOK_FIRST, every: LOOK_EVERY_MIN, last: None, faults: 0 }
+impl RescanTimer {
+    pub(super) fn new() -> RescanTimer {
+        let at = Instant::now() + LOOK_FIRST;
+        RescanTimer { at, every: LOOK_EVERY_MIN, last: None, faults: 0 }
     }
 
     /// When the next look is.

@@ -37,7 +37,7 @@ impl Needed {
 }
 
 /// A process's part of a region, which it leaves to a child.
-pub(super) struct Legacy {
+pub(super) struct ForkSnapshot {
     pub(super) pager: Arc<Pager>,
     pub(super) entries: Arc<LazyArray<AtomicU64>>,
     pub(super) layers: Vec<Arc<SlotStore>>,
@@ -46,17 +46,17 @@ pub(super) struct Legacy {
     pub(super) budget: u64,
 }
 
-impl Legacy {
-    /// The legacy of the process that made a region.
+impl ForkSnapshot {
+    /// The snapshot of the process that made a region.
     ///
     /// # Errors
     /// When there is no address space for it.
-    pub(super) fn of_region(pager: Arc<Pager>, children: usize) -> Result<Legacy> {
+    pub(super) fn of_region(pager: Arc<Pager>, children: usize) -> Result<ForkSnapshot> {
         let entries = LazyArray::new(pager.page_count().as_usize())?;
         entries.set_inherited(true)?;
         let needed = pager.fork().inherited().and_then(|inherited| inherited.descriptor);
         let budget = pager.budget().limit().0 / pager.page_bytes() as u64 / BUDGET_PART;
-        Ok(Legacy {
+        Ok(ForkSnapshot {
             entries: Arc::new(entries),
             layers: Vec::new(),
             needed: needed.into_iter().map(Needed::new).collect(),

@@ -1,4 +1,4 @@
-//! An heir: the far memory of a forked child, which is its parent's as it was at the fork.
+//! A child region: the far memory of a forked child, which is its parent's as it was at the fork.
 //!
 //! The child has the parent's page words, frames and hashes as the fork has copied them, and its mappings;
 //! the kernel copies a page when either side writes it. One thread of the child serves the faults on pages
@@ -22,7 +22,7 @@
 //! has a table of descriptors of its own.
 //!
 //! # Invariants
-//! 1. Only the heir's thread installs pages and takes them out, one after the other; so no two changes of
+//! 1. Only the child's thread installs pages and takes them out, one after the other; so no two changes of
 //!    a page race. In a thread that forks it stands still meanwhile.
 //! 2. A slot that an entry names is of a layer that stays readable as long as the process lives.
 #![expect(unsafe_code, reason = "rings a bell by touching a page")]
@@ -34,7 +34,7 @@ use crate::base::units::{PageId, SlotId};
 use crate::meta::LazyArray;
 use crate::paging::fork::children::{Birth, Children};
 use crate::paging::fork::entry::{Backing, Entry};
-use crate::paging::fork::legacy::{BUDGET_PAGES_MIN, Legacy, Needed};
+use crate::paging::fork::snapshot::{BUDGET_PAGES_MIN, ForkSnapshot, Needed};
 use crate::paging::page::word::State as PageState;
 use crate::paging::pager::Pager;
 use crate::paging::pager::pieces::FarParts;
@@ -46,7 +46,7 @@ use std::sync::Arc;
 
 /// See [module](self).
 #[derive(Debug)]
-pub(super) struct Heir {
+pub(super) struct ChildRegion {
     /// The region as it was when the first of the line was forked: only read.
     pub(super) pager: Arc<Pager>,
     entries: Arc<LazyArray<AtomicU64>>,
@@ -66,14 +66,14 @@ pub(super) struct Heir {
     pub(super) queue: Ranked<VecDeque<PageId>>,
 }
 
-impl Heir {
+impl ChildRegion {
     /// The inheritance of a child that was just forked.
     ///
     /// # Errors
     /// When something is refused that is needed for it; the memory must not be touched then.
-    pub(super) fn new(legacy: Legacy, birth: Birth) -> Result<Arc<Heir>> {
+    pub(super) fn new(snapshot: ForkSnapshot, birth: Birth) -> Result<Arc<ChildRegion>> {
         let (end, far) = birth.into_parts();
-        let Legacy { pager, entries, mut layers, mut needed, budget } = legacy;
+        let ForkSnapshot { pager, entries, mut layers, mut needed, budget } = snapshot;
         if !needed.iter().all(Needed::is_open) {
             let why = "the process has closed a descriptor that it would need for that";
             return Err(Error::Unsupported { feature: "inherited far memory", why });
@@ -87,7 +87,7 @@ impl Heir {
             layers.push(Arc::new(own));
         }
         needed.push(Needed::new(fork::own_for_good(end)));
-        Ok(Arc::new(Heir {
+        Ok(Arc::new(ChildRegion {
             pager,
             entries,
             layers,
@@ -127,7 +127,7 @@ impl Heir {
         // SAFETY: the page holds nothing, and nobody else uses it: one thread forks at a time.
         drop(unsafe { self.bell.discard(0, KERNEL_PAGE) });
         let page = self.bell.as_ptr();
-        // SAFETY: mapped and readable; where it is missing, the heir's thread maps it.
+        // SAFETY: mapped and readable; where it is missing, the child's thread maps it.
         let _ = unsafe { page.read_volatile() };
     }
 
@@ -140,7 +140,7 @@ impl Heir {
             feature: "inherited far memory in a child of the child's",
             why: "the child has no store of its own",
         })?;
-        // Now and not earlier: the heir's thread has another table of descriptors.
+        // Now and not earlier: the child's thread has another table of descriptors.
         self.children.reap_now(own.map());
         let far = self.far.lock().clone();
         Birth::prepare(own.map(), far)
@@ -150,14 +150,14 @@ impl Heir {
         self.layers.last().filter(|_| self.has_own).map(|own| &**own)
     }
 
-    /// Its own legacy, in a child of this one, which has been forked while the thread stood still.
-    pub(super) fn legacy(&self) -> Legacy {
+    /// Its own snapshot, in a child of this one, which has been forked while the thread stood still.
+    pub(super) fn snapshot(&self) -> ForkSnapshot {
         // They were this process's alone; now they are shared.
         for page in self.queue.lock().drain(..) {
             let entry = self.entry(page);
             self.set(page, entry.unlisted());
         }
-        Legacy {
+        ForkSnapshot {
             pager: Arc::clone(&self.pager),
             entries: Arc::clone(&self.entries),
             layers: self.layers.clone(),
@@ -170,7 +170,7 @@ impl Heir {
 
     /// State of a page, known to this process or by the words that it inherited.
     pub(super) fn entry(&self, page: PageId) -> Entry {
-        // Relaxed: changed by the heir's thread only.
+        // Relaxed: changed by the child's thread only.
         let entry = Entry::from_bits(self.entries[page.as_usize()].load(Ordering::Relaxed));
         entry.unwrap_or_else(|| self.inherited(page))
     }

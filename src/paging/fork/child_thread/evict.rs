@@ -34,20 +34,20 @@ impl Server {
     /// Notes the inherited pages that have become this process's alone: it has written them, or the
     /// parent has, or has dropped them.
     pub(super) fn look(&mut self, now: Instant) {
-        if self.looks.is_first() {
+        if self.rescans.is_first() {
             self.drop_frames();
         }
         // Without a fault nobody has written a shared page or brought another one in. (What an older
         // relative does is seen later.)
         let processes = [std::process::id(), std::os::unix::process::parent_id()];
         let faults = processes.into_iter().filter_map(sys::thread::faults_of).sum();
-        if self.looks.is_due(now, faults) {
+        if self.rescans.is_due(now, faults) {
             self.find_owned();
             self.keep_to_budget();
-            self.looks.note_look(now);
+            self.rescans.note_look(now);
         }
         messages::flush();
-        self.looks.plan_next();
+        self.rescans.plan_next();
         if !self.is_ending && sys::thread::is_left_alone() {
             self.is_ending = sys::thread::end_process();
         }
@@ -56,25 +56,25 @@ impl Server {
     /// Gives the parent's frames back that hold nothing which the child needs: copies of them, once the
     /// parent uses its own again.
     fn drop_frames(&self) {
-        let frames = self.heir.pager.frames();
+        let frames = self.child.pager.frames();
         for frame in (0..frames.count() as u32).map(FrameId) {
             let page = frames.page(frame);
-            if self.heir.entry(page).backing() != Backing::Frame(frame) {
+            if self.child.entry(page).backing() != Backing::Frame(frame) {
                 self.drop_frame(frame);
             }
         }
     }
 
     pub(super) fn drop_frame(&self, frame: FrameId) {
-        let start = self.heir.pager.frames().addr(frame);
-        let piece = Piece::new(start, self.heir.pager.page_bytes());
+        let start = self.child.pager.frames().addr(frame);
+        let piece = Piece::new(start, self.child.pager.page_bytes());
         // SAFETY: the parent's frame; no page's content is in this process's copy of it.
-        drop(unsafe { self.heir.pager.mapper().discard(&[piece]) });
+        drop(unsafe { self.child.pager.mapper().discard(&[piece]) });
     }
 
     fn find_owned(&self) {
         let Some(pagemap) = self.uffd.pagemap() else { return };
-        let table = self.heir.pager.table();
+        let table = self.child.pager.table();
         let end = table.start() + table.len();
         let mut at = table.start();
         let mut owned = [false; HUGE_PAGE / KERNEL_PAGE];
@@ -85,8 +85,8 @@ impl Server {
                 break;
             }
             for (n, _) in owned.iter().enumerate().filter(|(_, owned)| **owned) {
-                let page = self.heir.pager.page_at(from + n * KERNEL_PAGE);
-                let entry = self.heir.entry(page);
+                let page = self.child.pager.page_at(from + n * KERNEL_PAGE);
+                let entry = self.child.entry(page);
                 if !entry.is_listed() && self.is_far(from + n * KERNEL_PAGE) {
                     // (One that is out and there all the same was discarded during the fork.)
                     let came =
@@ -109,8 +109,8 @@ impl Server {
             return;
         }
         self.write_again = None;
-        let mut tries = self.heir.queue.lock().len();
-        while self.heir.queue.lock().len() as u64 > self.heir.budget && tries > 0 {
+        let mut tries = self.child.queue.lock().len();
+        while self.child.queue.lock().len() as u64 > self.child.budget && tries > 0 {
             tries = tries.saturating_sub(self.batch);
             if !self.take_out() {
                 self.write_again = Some(Instant::now() + WRITE_PAUSE);
@@ -124,10 +124,10 @@ impl Server {
         let mut leaving = [None; BATCH_MAX];
         let (mut used, mut count) = (0, 0);
         for _ in 0..self.batch {
-            let Some(page) = self.heir.queue.lock().pop_front() else { break };
+            let Some(page) = self.child.queue.lock().pop_front() else { break };
             // A frame for each: MOVE refuses one that holds a page, also one that needs no write.
             if !self.move_out(page, used + 1) {
-                self.heir.queue.lock().push_back(page);
+                self.child.queue.lock().push_back(page);
                 continue;
             }
             used += 1;
@@ -142,30 +142,30 @@ impl Server {
             let content = self.frame(leaving.frame).cast_const();
             let copied = self.copy_in(leaving.page, content);
             self.installed(leaving.page, copied);
-            self.heir.queue.lock().push_back(leaving.page);
+            self.child.queue.lock().push_back(leaving.page);
         }
-        let page_bytes = self.heir.pager.page_bytes();
+        let page_bytes = self.child.pager.page_bytes();
         // SAFETY: what the frames hold was written, or is in the region again.
         drop(unsafe { self.frames.discard(page_bytes, self.batch * page_bytes) });
         written
     }
 
     fn frame(&self, frame: usize) -> *mut u8 {
-        self.frames.as_ptr().wrapping_add(frame * self.heir.pager.page_bytes())
+        self.frames.as_ptr().wrapping_add(frame * self.child.pager.page_bytes())
     }
 
     fn hash_of(&self, frame: usize) -> ContentHash {
-        let (start, len) = (self.frame(frame), self.heir.pager.page_bytes());
+        let (start, len) = (self.frame(frame), self.child.pager.page_bytes());
         // SAFETY: a frame of this thread's, a page long.
         let bytes = unsafe { std::slice::from_raw_parts(start, len) };
-        self.heir.pager.slots().hash_bytes(bytes)
+        self.child.pager.slots().hash_bytes(bytes)
     }
 
     /// Moves a page's memory to a frame. `false`: it is as it was, because the kernel uses it, or the
     /// parent had pinned it.
     fn move_out(&self, page: PageId, frame: usize) -> bool {
-        let (start, len) = (self.heir.pager.addr(page), self.heir.pager.page_bytes());
-        let word = self.heir.pager.word(page).load();
+        let (start, len) = (self.child.pager.addr(page), self.child.pager.page_bytes());
+        let word = self.child.pager.word(page).load();
         let is_pinned = word.state() == PageState::Resident && word.pins() > 0;
         if is_pinned {
             return false;
@@ -215,17 +215,17 @@ impl Server {
 
     /// A page was moved out. `true`: it needs no write.
     fn leaves_clean(&self, page: PageId, hash: ContentHash) -> bool {
-        let entry = self.heir.entry(page);
-        let is_zero = hash == self.heir.pager.slots().hash_of_zeros();
+        let entry = self.child.entry(page);
+        let is_zero = hash == self.child.pager.slots().hash_of_zeros();
         let is_clean = match entry.backing() {
-            Backing::Slot { layer, slot } => self.heir.slots(layer).hash(slot) == hash,
+            Backing::Slot { layer, slot } => self.child.slots(layer).hash(slot) == hash,
             _ => false,
         };
         match (is_clean, is_zero) {
-            (true, _) => self.heir.set(page, Entry::out(entry.backing())),
+            (true, _) => self.child.set(page, Entry::out(entry.backing())),
             (false, true) => {
                 self.put(entry.backing());
-                self.heir.set(page, Entry::out(Backing::Nothing));
+                self.child.set(page, Entry::out(Backing::Nothing));
             }
             (false, false) => return false,
         }
@@ -234,8 +234,8 @@ impl Server {
 
     /// Frees a slot, if it is this process's own.
     fn put(&self, backing: Backing) {
-        if let (Backing::Slot { layer, slot }, Some(own)) = (backing, self.heir.own())
-            && usize::from(layer) == self.heir.layers.len()
+        if let (Backing::Slot { layer, slot }, Some(own)) = (backing, self.child.own())
+            && usize::from(layer) == self.child.layers.len()
         {
             own.put(Some(slot));
         }
@@ -246,9 +246,9 @@ impl Server {
         if pages.is_empty() {
             return true;
         }
-        let (heir, page_bytes) = (Arc::clone(&self.heir), self.heir.pager.page_bytes());
-        let Some(own) = heir.own() else { return false };
-        let layer = heir.layers.len() as u16;
+        let (child, page_bytes) = (Arc::clone(&self.child), self.child.pager.page_bytes());
+        let Some(own) = child.own() else { return false };
+        let layer = child.layers.len() as u16;
         let mut done = 0;
         while done < pages.len() {
             let want = SlotCount((pages.len() - done) as u64);
@@ -263,9 +263,9 @@ impl Server {
             }
             for (leaving, slot) in part.iter().zip(first.0..) {
                 own.set_hash(SlotId(slot), leaving.hash);
-                self.put(heir.entry(leaving.page).backing());
+                self.put(child.entry(leaving.page).backing());
                 let backing = Backing::Slot { layer, slot: SlotId(slot) };
-                heir.set(leaving.page, Entry::out(backing));
+                child.set(leaving.page, Entry::out(backing));
             }
             done += part.len();
         }

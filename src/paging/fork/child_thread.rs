@@ -1,10 +1,10 @@
-//! The thread of an heir: answers the faults of a forked child on what it has inherited.
+//! The thread of a child region: answers the faults of a forked child on what it has inherited.
 //!
-//! `taking_out` is the other half of its work: what leaves when the child has more than its budget.
+//! `evict` is the other half of its work: what leaves when the child has more than its budget.
 #![expect(unsafe_code, reason = "installs pages of the region")]
 
-mod looks;
-mod taking_out;
+mod evict;
+mod rescan;
 
 use crate::base::error::{Error, Result};
 use crate::base::gate::{Closed, LOOK_EVERY};
@@ -13,10 +13,10 @@ use crate::base::units::{PageId, SlotId};
 use crate::paging::diagnostics;
 use crate::paging::fault::fill;
 use crate::paging::fault::status::Purpose;
+use crate::paging::fork::child_region::ChildRegion;
 use crate::paging::fork::children::Birth;
 use crate::paging::fork::entry::{Backing, Entry};
-use crate::paging::fork::heir::Heir;
-use crate::paging::fork::legacy::{Legacy, Needed};
+use crate::paging::fork::snapshot::{ForkSnapshot, Needed};
 use crate::paging::pager::pieces::{FarParts, GONE};
 use crate::store::{Queue, SEGMENTS_MAX};
 use crate::sys;
@@ -25,7 +25,7 @@ use crate::sys::fork;
 use crate::sys::signals::SignalsBlocked;
 use crate::sys::uffd::{Message, Outcome, Protect, Uffd, Wake};
 use crate::sys::vm::{HUGE_PAGE, Huge, KERNEL_PAGE, Mapping};
-use looks::{LOOK_EVERY_MAX, Looks};
+use rescan::{LOOK_EVERY_MAX, RescanTimer};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -39,23 +39,23 @@ const BATCH_MAX: usize = SEGMENTS_MAX;
 /// In a child that was just forked: serves the faults on what it has inherited from now on.
 ///
 /// # Errors
-/// As [`Heir::new`], and when the thread cannot be started.
-pub(super) fn start(legacy: Legacy, birth: Birth) -> Result<Arc<Heir>> {
-    let heir = Heir::new(legacy, birth)?;
+/// As [`ChildRegion::new`], and when the thread cannot be started.
+pub(super) fn start(snapshot: ForkSnapshot, birth: Birth) -> Result<Arc<ChildRegion>> {
+    let child = ChildRegion::new(snapshot, birth)?;
     let (begun, has_begun) = channel();
-    let served = Arc::clone(&heir);
+    let served = Arc::clone(&child);
     let _blocked = SignalsBlocked::new();
-    fork::start_thread(c"farheap-heir", move || serve(served, begun))
+    fork::start_thread(c"farheap-child", move || serve(served, begun))
         .map_err(sys::refused("pthread_create"))?;
     let lost = Error::Os { call: "starting a thread", errno: sys::EIO };
-    has_begun.recv().unwrap_or(Err(lost)).map(|()| heir)
+    has_begun.recv().unwrap_or(Err(lost)).map(|()| child)
 }
 
-/// The thread of an heir.
-fn serve(heir: Arc<Heir>, begun: Sender<Result<()>>) {
+/// The thread of a child region.
+fn serve(child: Arc<ChildRegion>, begun: Sender<Result<()>>) {
     let _ours = keep_local();
     SignalsBlocked::for_good();
-    let mut server = match Server::new(heir) {
+    let mut server = match Server::new(child) {
         Ok(server) => server,
         Err(error) => return drop(begun.send(Err(error))),
     };
@@ -69,9 +69,9 @@ fn serve(heir: Arc<Heir>, begun: Sender<Result<()>>) {
     diagnostics::fatal("inherited far memory cannot be served any more", &error)
 }
 
-/// State of an heir's thread.
+/// State of a child region's thread.
 struct Server {
-    heir: Arc<Heir>,
+    child: Arc<ChildRegion>,
     uffd: Uffd,
     queue: Option<Box<dyn Queue>>,
     /// Pages are read into the first page, and moved to the others when they leave.
@@ -79,34 +79,34 @@ struct Server {
     batch: usize,
     messages: Vec<Message>,
     kept: Vec<Message>,
-    looks: Looks,
+    rescans: RescanTimer,
     /// All threads of the program have ended.
     is_ending: bool,
     write_again: Option<Instant>,
 }
 
 impl Server {
-    fn new(heir: Arc<Heir>) -> Result<Server> {
-        let mut keep: Vec<RawFd> = heir.needed.iter().map(Needed::fd).collect();
+    fn new(child: Arc<ChildRegion>) -> Result<Server> {
+        let mut keep: Vec<RawFd> = child.needed.iter().map(Needed::fd).collect();
         fork::take_own_table(&mut keep).map_err(sys::refused("close_range"))?;
-        let uffd = heir.pager.mapper().open_again()?;
-        let page_bytes = heir.pager.page_bytes();
+        let uffd = child.pager.mapper().open_again()?;
+        let page_bytes = child.pager.page_bytes();
         let batch = (BATCH_BYTES / page_bytes).clamp(1, BATCH_MAX);
         let huge = if page_bytes >= HUGE_PAGE { Huge::Yes } else { Huge::No };
         let frames = Mapping::reserve((batch + 1) * page_bytes, HUGE_PAGE, huge)?;
         uffd.register_unwatched(frames.addr() + page_bytes, batch * page_bytes)?;
-        uffd.register_missing(heir.bell.addr(), KERNEL_PAGE)?;
-        heir.far.lock().each(|start, len| uffd.register_missing(start, len))?;
-        let queue = heir.own().map(|own| own.store().open_queue(1)).transpose()?;
+        uffd.register_missing(child.bell.addr(), KERNEL_PAGE)?;
+        child.far.lock().each(|start, len| uffd.register_missing(start, len))?;
+        let queue = child.own().map(|own| own.store().open_queue(1)).transpose()?;
         Ok(Server {
-            heir,
+            child,
             uffd,
             queue,
             frames,
             batch,
             messages: vec![Message::EMPTY; 64],
             kept: Vec::new(),
-            looks: Looks::new(),
+            rescans: RescanTimer::new(),
             is_ending: false,
             write_again: None,
         })
@@ -114,11 +114,11 @@ impl Server {
 
     fn run(&mut self) -> Result<()> {
         loop {
-            if self.heir.gate.is_closed(Closed::Evictor) {
+            if self.child.gate.is_closed(Closed::Evictor) {
                 self.stand_still()?;
             }
             let now = Instant::now();
-            if self.looks.next() <= now {
+            if self.rescans.next() <= now {
                 self.look(now);
             }
             let count = self.read()?;
@@ -128,7 +128,7 @@ impl Server {
                 self.answer(self.messages[at]);
             }
             if count == 0 && kept.is_empty() {
-                let patience = self.looks.next().saturating_duration_since(Instant::now());
+                let patience = self.rescans.next().saturating_duration_since(Instant::now());
                 let patience = patience.min(LOOK_EVERY_MAX);
                 poll_readable(&[self.uffd.raw_fd()], patience).map_err(waiting)?;
             }
@@ -141,9 +141,9 @@ impl Server {
 
     /// The process is about to fork: takes nothing out, and serves faults until all is to stand still.
     fn stand_still(&mut self) -> Result<()> {
-        let heir = Arc::clone(&self.heir);
-        heir.gate.stand_still(Closed::Evictor, || {
-            if heir.gate.is_closed(Closed::All) {
+        let child = Arc::clone(&self.child);
+        child.gate.stand_still(Closed::Evictor, || {
+            if child.gate.is_closed(Closed::All) {
                 return self.keep_faults();
             }
             let count = self.read()?;
@@ -158,16 +158,16 @@ impl Server {
     /// Stands still until the process has forked. Counted anew: the thread that forks goes on only when this one has
     /// served what it had read, and holds no lock.
     fn keep_faults(&mut self) -> Result<()> {
-        let heir = Arc::clone(&self.heir);
-        let table = heir.pager.table();
-        *heir.far.lock() = FarParts::find(&self.uffd, table.start(), table.len());
-        heir.gate.stand_still(Closed::All, || {
+        let child = Arc::clone(&self.child);
+        let table = child.pager.table();
+        *child.far.lock() = FarParts::find(&self.uffd, table.start(), table.len());
+        child.gate.stand_still(Closed::All, || {
             let count = self.read()?;
             for at in 0..count {
                 let message = self.messages[at];
                 match message.fault() {
-                    Some(fault) if fault.address != heir.bell.addr() => {
-                        heir.gate.note_fault(fault.thread);
+                    Some(fault) if fault.address != child.bell.addr() => {
+                        child.gate.note_fault(fault.thread);
                         self.kept.push(message);
                     }
                     _ => self.bring_in(message),
@@ -189,7 +189,7 @@ impl Server {
             diagnostics::broken(format_args!("{text} at {from:#x}"));
         }
         let Some(fault) = message.fault() else { return };
-        if fault.address == self.heir.bell.addr() {
+        if fault.address == self.child.bell.addr() {
             // SAFETY: the page holds nothing.
             let _ = unsafe { self.uffd.zeropage(fault.address, KERNEL_PAGE, Wake::Yes) };
         } else {
@@ -201,8 +201,8 @@ impl Server {
 
     /// Brings the page of a fault in.
     fn serve(&mut self, address: usize) {
-        let page = self.heir.pager.page_at(address);
-        let entry = self.heir.entry(page);
+        let page = self.child.pager.page_at(address);
+        let entry = self.child.entry(page);
         if !entry.is_out() || entry.backing() == Backing::Nothing {
             // A part of the page that was never there, or that the program has dropped; of a page that is
             // out all parts are zeros, which come one by one.
@@ -212,7 +212,7 @@ impl Server {
             return self.note_in(page, entry.came_in());
         }
         let read = match entry.backing() {
-            Backing::Frame(frame) => Ok(self.heir.pager.frames().ptr(frame).cast_const()),
+            Backing::Frame(frame) => Ok(self.child.pager.frames().ptr(frame).cast_const()),
             Backing::Slot { layer, slot } => self.fetch(layer, slot),
             Backing::Nothing => unreachable!("looked at above"),
         };
@@ -235,8 +235,8 @@ impl Server {
 
     /// Reads a slot, again and again while that may help, as a thread does that serves its own faults.
     fn fetch(&mut self, layer: u16, slot: SlotId) -> Result<*const u8> {
-        let slots = self.heir.slots(layer);
-        let (into, len) = (self.frames.as_ptr(), self.heir.pager.page_bytes());
+        let slots = self.child.slots(layer);
+        let (into, len) = (self.frames.as_ptr(), self.child.pager.page_bytes());
         let read = || {
             // SAFETY: the first page of `frames` is this thread's, for reads alone; nobody writes the slot:
             // it is held for this process, or its own.
@@ -250,14 +250,14 @@ impl Server {
         };
         // What was discarded by then has no slot.
         let is_discarded = || false;
-        let (health, read) = (self.heir.pager.health(), || Some(read()));
+        let (health, read) = (self.child.pager.health(), || Some(read()));
         let ended = fill::read_until_deadline(health, Purpose::Fault, is_discarded, read);
         ended.expect("it is not revoked").map(|()| into.cast_const())
     }
 
     /// Copies a page in; what of it is there stays.
     fn copy_in(&self, page: PageId, content: *const u8) -> Outcome {
-        let (start, len) = (self.heir.pager.addr(page), self.heir.pager.page_bytes());
+        let (start, len) = (self.child.pager.addr(page), self.child.pager.page_bytes());
         // SAFETY: the page is missing, and `content` is what it holds, a page long.
         let outcome = unsafe { self.uffd.copy(start, content, len, Protect::No, Wake::Yes) };
         if outcome == Outcome::Done {
@@ -283,7 +283,7 @@ impl Server {
         match outcome {
             Outcome::Done => {}
             Outcome::Present { .. } | GONE => {
-                let (start, len) = (self.heir.pager.addr(page), self.heir.pager.page_bytes());
+                let (start, len) = (self.child.pager.addr(page), self.child.pager.page_bytes());
                 drop(self.uffd.wake(start, len));
             }
             Outcome::Busy { .. } | Outcome::Failed { .. } => {
@@ -295,14 +295,14 @@ impl Server {
 
     fn note_in(&self, page: PageId, entry: Entry) {
         if !entry.is_listed() {
-            self.heir.queue.lock().push_back(page);
+            self.child.queue.lock().push_back(page);
         }
-        self.heir.set(page, entry.listed());
+        self.child.set(page, entry.listed());
     }
 
     /// Makes touching a page SIGBUS, whose content cannot be read.
     fn lose(&self, page: PageId, cause: &Error) {
-        let (start, len) = (self.heir.pager.addr(page), self.heir.pager.page_bytes());
+        let (start, len) = (self.child.pager.addr(page), self.child.pager.page_bytes());
         diagnostics::lost_inherited(start, len, cause);
         // SAFETY: the page is missing and its content is lost.
         let poisoned = unsafe { self.uffd.poison(start, len) };
