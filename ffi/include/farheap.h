@@ -444,7 +444,7 @@ typedef struct farheap_stats {
     uint64_t evicted_zero;
     /* Pages freed while they were mapped and the device had no copy of them: their data never cost
      * a write. */
-    uint64_t freed_unwritten;
+    uint64_t discarded_dirty;
     /* Pages freed on their way out, before a write was started; of some the device had a copy. */
     uint64_t died_before_write;
     /* Pages freed while they were being written: a write in vain, counted in pages_out too. */
@@ -461,7 +461,7 @@ typedef struct farheap_stats {
     uint64_t prefetch_hits;
     /* Pages read ahead and evicted without a trace of use: an upper bound of the useless ones. What
      * is neither here nor in prefetch_hits is still resident, or was freed. */
-    uint64_t prefetch_unseen;
+    uint64_t prefetch_unused;
     /* Times a handler looked for the device's answer instead of sleeping at once. */
     uint64_t polls;
     /* Of the polls, those that had something to do before the handler gave up. */

@@ -86,7 +86,7 @@ macro_rules! for_region_stats {
                 evicted_zero: count "zero";
                 /// Pages freed while they were mapped and the device had no copy of them: their
                 /// data never cost a write.
-                freed_unwritten: count "freed while resident";
+                discarded_dirty: count "freed while resident";
                 /// Pages freed on their way out, before a write was started; of some the device had
                 /// a copy.
                 died_before_write: count "freed on the way out";
@@ -108,7 +108,7 @@ macro_rules! for_region_stats {
                 /// Pages read ahead and evicted without a trace of use: an upper bound of the
                 /// useless ones. What is neither here nor in `prefetch_hits` is still resident, or
                 /// was freed.
-                prefetch_unseen: count "left unseen";
+                prefetch_unused: count "left unseen";
             }
             "polling" {
                 /// Times a handler looked for the device's answer instead of sleeping at once.

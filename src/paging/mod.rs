@@ -3,8 +3,6 @@
 #[cfg(not(loom))]
 mod advise;
 #[cfg(not(loom))]
-mod bell;
-#[cfg(not(loom))]
 mod config;
 #[cfg(not(loom))]
 mod counters;
@@ -51,5 +49,7 @@ mod table_sizes;
 mod tables;
 #[cfg(not(loom))]
 mod transfer;
+#[cfg(not(loom))]
+mod waker;
 #[cfg(not(loom))]
 mod zeroing;

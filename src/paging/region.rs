@@ -492,7 +492,7 @@ impl Drop for Region {
         fork::unlist(&self.pager);
         self.pager.health().stop();
         self.requests.close();
-        self.pager.pool().waiters().evictor_bell().ring_again();
+        self.pager.pool().waiters().evictor_waker().wake_again();
         self.pager.sched().call_all();
         self.pager.sched().idle_policies().call_supervisor();
         if self.pager.mapper().is_in_thread() {

@@ -141,7 +141,7 @@ fn data_that_dies_unwritten_is_counted() {
     arena.discard(0);
     arena.discard(1);
     let stats = arena.stats();
-    assert_eq!(stats.freed_unwritten, 1, "page 1 had been written");
+    assert_eq!(stats.discarded_dirty, 1, "page 1 had been written");
     assert_eq!((stats.died_before_write, stats.died_during_write), (0, 0));
 }
 
@@ -188,7 +188,7 @@ fn pages_read_ahead_count_as_used_once_written_and_as_unseen_when_not() {
         (0..3).for_each(|page| arena.evict(page));
         let stats = arena.stats();
         assert_eq!((stats.pages_prefetched, stats.faults_read), (3, 0), "{install:?}");
-        assert_eq!((stats.prefetch_hits, stats.prefetch_unseen), (1, 2), "{install:?}");
+        assert_eq!((stats.prefetch_hits, stats.prefetch_unused), (1, 2), "{install:?}");
         assert!(stats.reads_in_flight == 0 && stats.reads_in_flight_max >= 1);
     }
 }

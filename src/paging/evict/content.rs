@@ -139,7 +139,7 @@ pub(in crate::paging) fn drop_clean(
     memory.pool().managed().gave_back(bytes);
     counters.evicted_clean.add(clean.len() as u64);
     let unseen = clean.iter().filter(|(_, word)| word.prefetched()).count();
-    counters.prefetch_unseen.add(unseen as u64);
+    counters.prefetch_unused.add(unseen as u64);
 }
 
 /// Frames to take neighbouring pages from `first` out to: a run for a whole chunk.

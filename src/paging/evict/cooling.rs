@@ -116,7 +116,7 @@ impl Evictor {
         }
         if pager.frames().meta_of(frame).prefetched() {
             match content {
-                Content::Clean(_) => pager.counters().prefetch_unseen.bump(),
+                Content::Clean(_) => pager.counters().prefetch_unused.bump(),
                 // Somebody has written it.
                 Content::Zero | Content::Dirty => pager.counters().prefetch_hits.bump(),
             }

@@ -68,7 +68,7 @@ impl Evictor {
     }
 
     fn turn(&mut self) {
-        self.pager.pool().waiters().evictor_bell().answer();
+        self.pager.pool().waiters().evictor_waker().clear();
         self.detour.take(self.pager.sched());
         self.stand_still_for_fork();
         self.pager.fork().children().reap(self.pager.slots().map());
@@ -97,11 +97,11 @@ impl Evictor {
 
     /// Waits while the process forks.
     fn stand_still_for_fork(&self) {
-        let (gate, bell) = (self.pager.fork().gate(), self.pager.pool().waiters().evictor_bell());
+        let (gate, waker) = (self.pager.fork().gate(), self.pager.pool().waiters().evictor_waker());
         if gate.is_closed(Closed::Evictor)
             && let Err(error) = gate.stand_still(Closed::Evictor, || {
-                bell.wait(LOOK_EVERY)?;
-                bell.answer();
+                waker.wait(LOOK_EVERY)?;
+                waker.clear();
                 Ok(())
             })
         {
@@ -111,9 +111,9 @@ impl Evictor {
 
     /// How long to wait for news.
     fn patience(&self) -> Duration {
-        // A handler that copies a page out of its frame needs microseconds, and rings nobody when it has.
+        // A handler that copies a page out of its frame needs microseconds, and wakes nobody when it has.
         const BORROWED: Duration = Duration::from_micros(100);
-        // No bell tells that a child has ended, that standard error has room, or that the device is quiet.
+        // No waker tells that a child has ended, that standard error has room, or that the device is quiet.
         const IDLE: Duration = Duration::from_millis(100);
         const WRITING: Duration = Duration::from_millis(20); // Deadlines are looked at.
         if !self.outgoing.borrowed.is_empty() {

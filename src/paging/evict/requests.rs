@@ -112,7 +112,7 @@ impl Requests {
         })
     }
 
-    /// Asks for a range to be evicted, without an answer, if there is a place. The caller rings.
+    /// Asks for a range to be evicted, without an answer, if there is a place. The caller wakes.
     pub(in crate::paging) fn evict_soon(&self, first: PageId, count: PageCount) {
         let _blocked = SignalsBlocked::new();
         let mut state = self.lock();
@@ -121,7 +121,7 @@ impl Requests {
         }
     }
 
-    /// Hands a run of frames over, whose pages cool from now on. The caller rings.
+    /// Hands a run of frames over, whose pages cool from now on. The caller wakes.
     pub(in crate::paging) fn hand_over(&self, first: FrameId) {
         let _blocked = SignalsBlocked::new();
         self.lock().filled.push(first);
@@ -153,7 +153,7 @@ impl Requests {
         }
     }
 
-    /// Asks for the device space of all freed slots to be given back. The caller rings.
+    /// Asks for the device space of all freed slots to be given back. The caller wakes.
     pub(in crate::paging) fn discard(&self) {
         let _blocked = SignalsBlocked::new();
         self.lock().discard = true;

@@ -42,7 +42,7 @@ impl WriteBack {
     /// # Errors
     /// When the store has no queue to give.
     pub(super) fn new(pager: Arc<Pager>) -> Result<WriteBack> {
-        let watched = [pager.pool().waiters().evictor_bell().raw_fd()];
+        let watched = [pager.pool().waiters().evictor_waker().raw_fd()];
         Ok(WriteBack {
             transfers: Transfers::new(Arc::clone(&pager), DEPTH, &watched)?,
             dirty: Vec::with_capacity(pager.frames().count()),

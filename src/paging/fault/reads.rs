@@ -108,7 +108,7 @@ impl Reads {
     /// # Errors
     /// The store's error.
     pub(super) fn new(pager: Arc<Pager>, index: usize) -> Result<Reads> {
-        let watched = [pager.mapper().raw_fd(), pager.sched().bell_fd(index)];
+        let watched = [pager.mapper().raw_fd(), pager.sched().waker_fd(index)];
         let frames = pager.frames().count();
         Ok(Reads {
             index,

@@ -25,7 +25,7 @@
 //! 1. Only the child's thread installs pages and takes them out, one after the other; so no two changes of
 //!    a page race. In a thread that forks it stands still meanwhile.
 //! 2. A slot that an entry names is of a layer that stays readable as long as the process lives.
-#![expect(unsafe_code, reason = "rings a bell by touching a page")]
+#![expect(unsafe_code, reason = "wakes the thread by touching a page")]
 
 use crate::base::error::{Error, Result};
 use crate::base::gate::{Closed, Gate};

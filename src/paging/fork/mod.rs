@@ -317,5 +317,5 @@ fn keep_from_child(pager: &Pager) {
 }
 
 fn call_evictor(pager: &Pager) {
-    pager.pool().waiters().evictor_bell().ring_again();
+    pager.pool().waiters().evictor_waker().wake_again();
 }

@@ -118,7 +118,7 @@ fn discard_resident_run(pager: &Pager, batch: &[(PageId, Word)]) {
     unsafe { pager.mapper().discard(&pieces[..piece_count]) }
         .expect("MADV_DONTNEED of own anonymous pages succeeds");
     let unwritten = taken.iter().filter(|(_, word)| word.slot().is_none()).count();
-    pager.counters().freed_unwritten.add(unwritten as u64);
+    pager.counters().discarded_dirty.add(unwritten as u64);
     for &(page, word) in taken {
         pager.put_slot(word.slot());
         pager.table().count_unpinned(u64::from(word.pins() > 0));

@@ -4,11 +4,11 @@
 use crate::base::error::Result;
 use crate::base::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::base::units::ByteCount;
-use crate::paging::bell::Bell;
 use crate::paging::config::RegionConfig;
 use crate::paging::fault::sched::HandlerSched;
 use crate::paging::fault::starved::{FAULTS_HELD_MAX, StarvedFaults};
 use crate::paging::page::chunks::CHUNK;
+use crate::paging::waker::Waker;
 use crossbeam_utils::CachePadded;
 use std::sync::Arc;
 
@@ -112,7 +112,7 @@ pub(super) fn ahead(limit: ByteCount) -> ByteCount {
 /// Threads that wait for room, and the evictor that makes it.
 #[derive(Debug)]
 pub(in crate::paging) struct RoomWaiters {
-    evictor_bell: Bell,
+    evictor_waker: Waker,
     sched: Arc<HandlerSched>,
     /// Faults that wait for room.
     starved: StarvedFaults,
@@ -126,7 +126,7 @@ impl RoomWaiters {
     /// When the kernel refuses a descriptor.
     pub(super) fn new(config: &RegionConfig, sched: Arc<HandlerSched>) -> Result<RoomWaiters> {
         Ok(RoomWaiters {
-            evictor_bell: Bell::new()?,
+            evictor_waker: Waker::new()?,
             sched,
             starved: StarvedFaults::new(config.handlers * FAULTS_HELD_MAX, config.deadline),
             starving: CachePadded::new(AtomicU32::new(0)),
@@ -138,8 +138,8 @@ impl RoomWaiters {
         &self.starved
     }
 
-    pub(in crate::paging) fn evictor_bell(&self) -> &Bell {
-        &self.evictor_bell
+    pub(in crate::paging) fn evictor_waker(&self) -> &Waker {
+        &self.evictor_waker
     }
 
     /// One thread more waits for room.
@@ -158,7 +158,7 @@ impl RoomWaiters {
 
     /// Wakes the evictor, once until it has looked.
     pub(in crate::paging) fn call_evictor(&self) {
-        self.evictor_bell.ring();
+        self.evictor_waker.wake();
     }
 
     /// Wakes the handlers that wait for frames.

@@ -10,7 +10,7 @@
 //! | `busy_poll` | how long a handler looks for the device's answer before it sleeps |
 //! | `detour` | keeps the evictor off the processors of handlers that give way |
 //! | `idle_policy` | when a handler runs under `SCHED_IDLE`, and how that is supervised |
-//! | `shared` | what the handlers share of this, and their bells |
+//! | `shared` | what the handlers share of this, and their wakers |
 //! | `per_thread` | one handler's part in this |
 
 mod active_set;

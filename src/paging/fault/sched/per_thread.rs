@@ -72,9 +72,9 @@ impl ThreadSched {
     pub(in crate::paging) fn stand_by(&self) -> Result<()> {
         const LOOK: Duration = Duration::from_secs(1);
         self.rest(true);
-        let bell = &self.shared.bells[self.handler];
-        bell.wait(LOOK)?;
-        bell.answer();
+        let waker = &self.shared.wakers[self.handler];
+        waker.wait(LOOK)?;
+        waker.clear();
         Ok(())
     }
 
@@ -84,10 +84,10 @@ impl ThreadSched {
     /// When the kernel refuses to wait.
     pub(in crate::paging) fn wait_for_call(&self, fd: RawFd, timeout: Duration) -> Result<()> {
         self.rest(true);
-        let bell = &self.shared.bells[self.handler];
-        let waited = poll_readable(&[fd, bell.raw_fd()], timeout);
+        let waker = &self.shared.wakers[self.handler];
+        let waited = poll_readable(&[fd, waker.raw_fd()], timeout);
         waited.map_err(|errno| Error::Os { call: "poll", errno: errno.0 })?;
-        bell.answer();
+        waker.clear();
         Ok(())
     }
 
@@ -151,12 +151,12 @@ impl ThreadSched {
     pub(in crate::paging) fn waited(&mut self, idle: bool, polled: Polled) {
         self.busy_poll.looked(polled, Instant::now());
         self.waited_for_faults &= idle;
-        let bell = &self.shared.bells[self.handler];
-        // Not after every fault that was waited for: to answer the bell is a system call. A handler
-        // that stays idle answers one that has not rung as well: the flag of a bell is set before it
-        // rings, so a ring can come after the bell was answered.
-        if idle && self.was_idle || bell.is_rung() {
-            bell.answer();
+        let waker = &self.shared.wakers[self.handler];
+        // Not after every fault that was waited for: to clear the waker is a system call. A handler
+        // that stays idle clears one that was not called as well: its flag is set before the event is
+        // signalled, so a signal can come after the waker was cleared.
+        if idle && self.was_idle || waker.is_woken() {
+            waker.clear();
         }
         self.was_idle = idle;
     }
