@@ -210,8 +210,9 @@ impl RegionConfig {
                 format!("{} is not from 1 to 64", self.handlers),
             ));
         }
-        if self.span == ByteCount::ZERO || self.span > SPAN_MAX {
-            return Err(Error::config("span", format!("{} is not from 1 B to 64 TiB", self.span)));
+        if self.span < self.page || self.span > SPAN_MAX {
+            let reason = format!("{} is not from one page to 64 TiB", self.span);
+            return Err(Error::config("span", reason));
         }
         Ok(())
     }

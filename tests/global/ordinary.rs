@@ -120,9 +120,14 @@ fn programs(dice: &mut Dice) {
 fn fresh_memory() {
     let mut bytes: Vec<u8> = Vec::with_capacity(MIB);
     let spare = bytes.spare_capacity_mut();
-    // SAFETY: the kernel writes at most `MIB` bytes into the capacity.
-    let got = unsafe { libc::getrandom(spare.as_mut_ptr().cast(), MIB, 0) };
-    assert_eq!(got, MIB as isize, "getrandom: {}", io::Error::last_os_error());
+    let mut filled = 0;
+    while filled < MIB {
+        let rest = &mut spare[filled..];
+        // SAFETY: the kernel writes into the rest of the capacity.
+        let got = unsafe { libc::getrandom(rest.as_mut_ptr().cast(), rest.len(), 0) };
+        assert!(got > 0, "getrandom: {}", io::Error::last_os_error());
+        filled += got as usize; // A signal ends a long call early.
+    }
     // SAFETY: just initialised.
     unsafe { bytes.set_len(MIB) };
     assert!(bytes.iter().any(|byte| *byte != bytes[0]), "not random");

@@ -276,7 +276,7 @@ static void in_a_child(void (*body)(void *), void *argument) {
     pid_t pid = fork();
     CHECK(pid >= 0);
     if (pid == 0) {
-        alarm(20); /* a hang is a failure */
+        alarm(120); /* a hang is a failure */
         body(argument);
         _exit(0);
     }
