@@ -303,8 +303,9 @@ impl Part {
     }
 }
 
-/// Excludes a region from the next child, even after `MADV_DOFORK`: what a child inherits without a thread that serves it reads as zero. One call of the kernel's,
-/// and one that asks, unless the region is several of its mappings: what the program has mapped over is inherited.
+/// Excludes a region from the next child, even after `MADV_DOFORK`: what a child inherits without a thread that serves it
+/// reads as zero. One call of the kernel's, and one that asks, unless the region is several of its mappings: what the
+/// program has mapped over is inherited.
 fn keep_from_child(pager: &Pager) {
     if let Some(why) = pager.fork().why_not() {
         diagnostics::warn(CANNOT_USE, &Error::Unsupported { feature: INHERITED, why });
