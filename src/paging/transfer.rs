@@ -369,7 +369,7 @@ impl Transfers {
         Some((transfer, result))
     }
 
-    /// The next transfer, from token `from` on, that the device has had for too long, and the error. RescanTimer again after
+    /// The next transfer, from token `from` on, that the device has had for too long, and the error. Looks again after
     /// `every`, where nothing was lost.
     pub(in crate::paging) fn next_overdue(
         &mut self,
