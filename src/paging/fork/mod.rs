@@ -75,7 +75,7 @@ static PARTS: Mutex<Vec<Part>> = Mutex::new(Vec::new());
 /// A fork that has begun.
 struct UnderWay {
     parts: MutexGuard<'static, Vec<Part>>,
-    _nothing_anew: NothingAnew,
+    _nothing_anew: Option<NothingAnew>,
     /// For each part; `None`: the child will have no access to it.
     births: Vec<Option<Birth>>,
 }
@@ -137,7 +137,7 @@ extern "C" fn before() {
         fork::touch_streams();
     }
     parts.iter().for_each(|part| part.close(Closed::All, thread));
-    let nothing_anew = NothingAnew::begin(); // Before a part is inherited.
+    let nothing_anew = any_inherited.then(NothingAnew::begin); // Else handlers go on.
     let births = parts.iter().map(Part::prepare).collect();
     let under_way = Box::new(UnderWay { parts, _nothing_anew: nothing_anew, births });
     UNDER_WAY.store(Box::into_raw(under_way), Ordering::Relaxed);
