@@ -106,6 +106,7 @@ fn everything() -> Vec<Source> {
         "cli",
         "collections",
         "ffi",
+        "lab",
         "papers",
         "peers",
         "preload",
@@ -135,7 +136,8 @@ fn module_of(name: &str) -> Option<&str> {
 /// Whether a source is compiled for tests only: modules with these names are, see
 /// [`test_modules_are_compiled_for_tests_only`].
 fn is_test(name: &str) -> bool {
-    let dirs = ["tests/", "examples/", "benches/", "cli/tests/", "ffi/tests/", "preload/tests/"];
+    let dirs =
+        ["tests/", "examples/", "benches/", "lab/", "cli/tests/", "ffi/tests/", "preload/tests/"];
     let below = |member: &str| {
         let rest = name.strip_prefix(member).and_then(|rest| rest.strip_prefix('/'));
         rest.is_some_and(|rest| dirs.iter().any(|dir| rest.starts_with(dir)))

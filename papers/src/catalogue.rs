@@ -142,7 +142,7 @@ const fn resident(label: &'static str, theirs: f64, row: &'static [&'static str]
 }
 
 const METADATA: Run = Run {
-    package: "farheap",
+    package: "farheap-lab",
     bench: "metadata",
     quick: &["--rounds", "2"],
     usual: &[],

@@ -76,7 +76,7 @@ fn main() -> ExitCode {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a member of the workspace");
     // A benchmark that this version does not have cannot be asked.
     let has_bench = |item: &&Item| {
-        ["benches", "collections/benches"].iter().any(|folder| {
+        ["benches", "collections/benches", "lab/benches", "segments/benches"].iter().any(|folder| {
             let bench = root.join(folder).join(item.run.bench);
             bench.join("main.rs").exists() || bench.with_extension("rs").exists()
         })

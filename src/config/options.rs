@@ -206,8 +206,8 @@ macro_rules! for_options {
         /// jemalloc's locks held. Conflicts with `mode:in_thread`; a process whose kernel serves no faults of
         /// system calls does not start.
         ///
-        /// Default: [`Metadata::Local`]. Change it to measure what the difference is (`cargo bench --bench
-        /// metadata`), or where even 1 % of the data is more RAM than there is.
+        /// Default: [`Metadata::Local`]. Change it to measure what the difference is (`cargo bench -p
+        /// farheap-lab --bench metadata`), or where even 1 % of the data is more RAM than there is.
         metadata: value(Metadata) = Metadata::Local,
             "where jemalloc keeps what it knows about far memory",
             { heap c text metadata, "", "", "1 % of the data is more memory than there is" };

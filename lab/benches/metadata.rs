@@ -1,11 +1,11 @@
 //! Where jemalloc's metadata of a far tier lies: what that changes.
 //!
 //! ```text
-//! cargo bench --bench metadata                      # two minutes; 1 GiB of disk
-//! cargo bench --bench metadata -- written           # rows whose names contain one of the words
-//! cargo bench --bench metadata -- --dir /mnt/ssd --paper --rounds 20   # the paper's size: 48 GiB, hours
-//! cargo bench --bench metadata -- --count 655360 "16 KiB, written"     # 10 GiB of it
-//! cargo bench --bench metadata -- --test            # does it work? seconds
+//! cargo bench -p farheap-lab --bench metadata                      # two minutes; 1 GiB of disk
+//! cargo bench -p farheap-lab --bench metadata -- written           # rows whose names contain one of the words
+//! cargo bench -p farheap-lab --bench metadata -- --dir /mnt/ssd --paper --rounds 20   # the paper's size: 48 GiB, hours
+//! cargo bench -p farheap-lab --bench metadata -- --count 655360 "16 KiB, written"     # 10 GiB of it
+//! cargo bench -p farheap-lab --bench metadata -- --test            # does it work? seconds
 //! ```
 //! After Weisgut et al., *Separated Allocator Metadata in Disaggregated In-Memory Databases*: 3 million
 //! blocks of 16 KiB and 10 million of 1 KiB, one after the other, on a far tier with pages of 256 KiB and a
@@ -20,16 +20,16 @@
 //! row, and `metadata.svg`.
 #![expect(unsafe_code, reason = "allocates by hand")]
 
-#[path = "common/mod.rs"]
+#[path = "../../benches/common/mod.rs"]
 mod common;
-#[path = "common/failure.rs"]
+#[path = "../../benches/common/failure.rs"]
 mod failure;
-#[path = "common/process.rs"]
+#[path = "../../benches/common/process.rs"]
 #[expect(dead_code, reason = "this benchmark does not catch interrupts")]
 mod process;
-#[path = "common/raw.rs"]
+#[path = "../../benches/common/raw.rs"]
 mod raw;
-#[path = "common/table.rs"]
+#[path = "../../benches/common/table.rs"]
 mod table;
 
 use allocator_api2::alloc::Allocator;
