@@ -20,10 +20,8 @@ impl Kind {
     }
 }
 
-/// A benchmark and its arguments by size.
+/// A benchmark of `lab/` and its arguments by size.
 pub(crate) struct Run {
-    /// The member of the workspace that has it.
-    pub(crate) package: &'static str,
     pub(crate) bench: &'static str,
     pub(crate) quick: &'static [&'static str],
     pub(crate) usual: &'static [&'static str],
@@ -142,23 +140,16 @@ const fn resident(label: &'static str, theirs: f64, row: &'static [&'static str]
 }
 
 const METADATA: Run = Run {
-    package: "farheap-lab",
     bench: "metadata",
     quick: &["--rounds", "2"],
     usual: &[],
     paper: &["--paper", "--rounds", "20"],
 };
 
-const QUERY: Run = Run {
-    package: "farheap",
-    bench: "query_alloc",
-    quick: &["--rounds", "1"],
-    usual: &[],
-    paper: &["--paper"],
-};
+const QUERY: Run =
+    Run { bench: "query_alloc", quick: &["--rounds", "1"], usual: &[], paper: &["--paper"] };
 
 const PLACEMENT: Run = Run {
-    package: "farheap-collections",
     bench: "placement",
     quick: &["--n", "335544", "--local", "50", "--alpha", "0.8"],
     usual: &[],
@@ -166,7 +157,6 @@ const PLACEMENT: Run = Run {
 };
 
 const TIERS: Run = Run {
-    package: "farheap-segments",
     bench: "tiers",
     quick: &["tpch", "separation", "--rounds", "2", "--passes", "2"],
     usual: &["tpch", "separation"],
@@ -230,7 +220,6 @@ pub(crate) const CATALOGUE: &[Item] = &[
         number: 2,
         title: "a mixed workload with traditional and cooperative memory management",
         run: Run {
-            package: "farheap",
             bench: "cooperative",
             quick: &["--seconds", "8", "--every", "4", "--warm-up", "2"],
             usual: &[],
@@ -620,6 +609,14 @@ mod tests {
             labels.dedup();
             assert_eq!(labels.len(), item.points.len(), "{}", item.name());
             assert!(!item.findings.is_empty(), "{}", item.name());
+        }
+    }
+
+    #[test]
+    fn the_lab_has_the_benchmark_of_every_item() {
+        let manifest = include_str!("../../lab/Cargo.toml");
+        for Item { run: Run { bench, .. }, .. } in CATALOGUE {
+            assert!(manifest.contains(&format!("[[bench]]\nname = \"{bench}\"\n")), "{bench}");
         }
     }
 

@@ -5,6 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::SystemTime;
 
+/// The member of the workspace that has the benchmarks.
+const PACKAGE: &str = "farheap-lab";
+
 /// How large a run is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Size {
@@ -50,9 +53,9 @@ pub(crate) fn run(root: &Path, run: &Run, size: Size) -> Result<(), String> {
     let written = |path: &Path| path.metadata().and_then(|file| file.modified()).ok();
     let before: Option<SystemTime> = written(&rows);
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    println!("cargo bench -p {} --bench {} -- {}", run.package, run.bench, args.join(" "));
+    println!("cargo bench -p {PACKAGE} --bench {} -- {}", run.bench, args.join(" "));
     let mut command = Command::new(cargo);
-    command.current_dir(root).args(["bench", "-p", run.package, "--bench", run.bench, "--"]);
+    command.current_dir(root).args(["bench", "-p", PACKAGE, "--bench", run.bench, "--"]);
     let status = command.args(args).status().map_err(|error| format!("cargo: {error}"))?;
     if !status.success() {
         return Err(format!("the benchmark {} ended with {status}", run.bench));

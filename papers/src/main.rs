@@ -74,14 +74,7 @@ const PAPERS: [&str; 4] = ["metadata", "cooperative", "collective", "query"];
 fn main() -> ExitCode {
     let args = Args::parse();
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a member of the workspace");
-    // A benchmark that this version does not have cannot be asked.
-    let has_bench = |item: &&Item| {
-        ["benches", "collections/benches", "lab/benches", "segments/benches"].iter().any(|folder| {
-            let bench = root.join(folder).join(item.run.bench);
-            bench.join("main.rs").exists() || bench.with_extension("rs").exists()
-        })
-    };
-    let all: Vec<&Item> = CATALOGUE.iter().filter(has_bench).collect();
+    let all: Vec<&Item> = CATALOGUE.iter().collect();
     if args.list {
         all.iter().for_each(|item| println!("{:<22} {}", item.name(), item.title));
         return ExitCode::SUCCESS;

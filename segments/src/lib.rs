@@ -19,7 +19,7 @@
 //!
 //! **Rate.** The tier that is read is asked for the next 8 MiB all the time, those of the next segment
 //! included. Where [written](Migrator::write_out), whole chunks of 2 MiB go to the device past the tier's
-//! memory, the rest behind the copying, and local memory comes by huge pages. (`cargo bench -p farheap-segments --bench tiers -- migrate`.)
+//! memory, the rest behind the copying, and local memory comes by huge pages. (`cargo bench -p farheap-lab --bench tiers -- migrate`.)
 //!
 //! **Placement.** Where each segment lies is the program's decision. An [`AutoPlacement`] takes it over for the
 //! segments that it is given: by counted reads, within a budget of local memory, segment by segment

@@ -1,10 +1,10 @@
 //! What allocators do to a query engine: latency, waits, and memory over time.
 //!
 //! ```text
-//! cargo bench --bench query_alloc                   # all allocators at three rates, five minutes
-//! cargo bench --bench query_alloc -- --paper        # 16 times the rows, 5 times the queries
-//! cargo bench --bench query_alloc -- --libraries /opt/lib  # where the others' shared libraries are
-//! cargo bench --bench query_alloc -- --test         # does it work? seconds
+//! cargo bench -p farheap-lab --bench query_alloc                   # all allocators at three rates, five minutes
+//! cargo bench -p farheap-lab --bench query_alloc -- --paper        # 16 times the rows, 5 times the queries
+//! cargo bench -p farheap-lab --bench query_alloc -- --libraries /opt/lib  # where the others' shared libraries are
+//! cargo bench -p farheap-lab --bench query_alloc -- --test         # does it work? seconds
 //! ```
 //! After Durner, Leis and Neumann, *On the Impact of Memory Allocation on High-Performance Query Processing*:
 //! hash joins, group-bys and materialisations with the sizes and the shares of their Figure 2, queries that arrive at
@@ -16,18 +16,18 @@
 //! medians, and a ratio is the median of the rounds' own ratios. Queries check their answers. Prints a
 //! table and writes `target/figures/query_alloc.csv`, row by row, `query_alloc_memory.csv`, and pictures.
 
-#[path = "../common/bare.rs"]
+#[path = "../../../benches/common/bare.rs"]
 mod bare;
 mod engine;
-#[path = "../common/failure.rs"]
+#[path = "../../../benches/common/failure.rs"]
 #[expect(dead_code, reason = "this benchmark does not catch interrupts")]
 mod failure;
 mod operators;
 mod picture;
 mod place;
-#[path = "../common/sides.rs"]
+#[path = "../../../benches/common/sides.rs"]
 mod sides;
-#[path = "../common/table.rs"]
+#[path = "../../../benches/common/table.rs"]
 mod table;
 
 use clap::Parser;

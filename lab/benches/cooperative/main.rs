@@ -1,12 +1,12 @@
 //! Transactions beside a query's temporary memory: one limit for both, or a part for each.
 //!
 //! ```text
-//! cargo bench --bench cooperative                            # Figure 2, in about three minutes
-//! cargo bench --bench cooperative -- --read-only             # as the paper: no real updates
-//! cargo bench --bench cooperative -- --experiment floor      # one of the open questions
-//! cargo bench --bench cooperative -- --full --seconds 60     # the paper's scale, but shorter
-//! cargo bench --bench cooperative -- --help
-//! cargo bench --bench cooperative -- --test                  # does it work?
+//! cargo bench -p farheap-lab --bench cooperative                            # Figure 2, in about three minutes
+//! cargo bench -p farheap-lab --bench cooperative -- --read-only             # as the paper: no real updates
+//! cargo bench -p farheap-lab --bench cooperative -- --experiment floor      # one of the open questions
+//! cargo bench -p farheap-lab --bench cooperative -- --full --seconds 60     # the paper's scale, but shorter
+//! cargo bench -p farheap-lab --bench cooperative -- --help
+//! cargo bench -p farheap-lab --bench cooperative -- --test                  # does it work?
 //! ```
 //! CH-benCHmark's tables (columns in data pages, B+-trees for keys), TPC-C's transactions, a
 //! simulated query and query 9. After each run TPC-C's consistency conditions are checked, that no
@@ -15,7 +15,7 @@
 
 mod cache;
 mod check;
-#[path = "../common/mod.rs"]
+#[path = "../../../benches/common/mod.rs"]
 mod common;
 mod device;
 mod experiments;

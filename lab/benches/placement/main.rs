@@ -4,13 +4,13 @@
 //! Locality in C++" (Hideshima, Sato, Ugawa, 2024), against what its C++ artifact swaps.
 //!
 //! ```text
-//! cargo bench -p farheap-collections --bench placement                          # 200 MB, a part of the grid: minutes
-//! cargo bench -p farheap-collections --bench placement -- --paper               # 2 GB, the whole grid: hours
-//! cargo bench -p farheap-collections --bench placement -- --variant btree:dfs --local 5,10,50 --alpha 0.8
-//! cargo bench -p farheap-collections --bench placement -- --costs               # what allocating costs, nothing else
-//! cargo bench -p farheap-collections --bench placement -- --steps               # rearrangement in parts, nothing else
-//! cargo bench -p farheap-collections --bench placement -- --levels              # page sizes by level, nothing else
-//! cargo bench -p farheap-collections --bench placement -- --test                # does it work? (so does `cargo test`)
+//! cargo bench -p farheap-lab --bench placement                          # 200 MB, a part of the grid: minutes
+//! cargo bench -p farheap-lab --bench placement -- --paper               # 2 GB, the whole grid: hours
+//! cargo bench -p farheap-lab --bench placement -- --variant btree:dfs --local 5,10,50 --alpha 0.8
+//! cargo bench -p farheap-lab --bench placement -- --costs               # what allocating costs, nothing else
+//! cargo bench -p farheap-lab --bench placement -- --steps               # rearrangement in parts, nothing else
+//! cargo bench -p farheap-lab --bench placement -- --levels              # page sizes by level, nothing else
+//! cargo bench -p farheap-lab --bench placement -- --test                # does it work? (so does `cargo test`)
 //! ```
 //! Prints points, links (Figure 4) and line counts (Table 3, see `lines.rs` for the rule), and
 //! writes `target/figures/placement.csv` and Figures 4, 5 and 6 as SVG; crosses are the artifact.

@@ -139,6 +139,6 @@ impl Options {
     /// Where figures go.
     pub(crate) fn folder(&self) -> PathBuf {
         let folder = if self.test { "target/figures/smoke" } else { "target/figures" };
-        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(folder)
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(folder)
     }
 }

@@ -1,11 +1,11 @@
 //! Segments that migrate, and TPC-H over segments on tiers: how fast, and how much memory it takes.
 //!
 //! ```text
-//! cargo bench -p farheap-segments --bench tiers           # minutes; needs 1 GiB of disk and RAM
-//! cargo bench -p farheap-segments --bench tiers -- migrate        # groups whose names contain one of the words
-//! cargo bench -p farheap-segments --bench tiers -- --size 4GiB --limit 256MiB
-//! cargo bench -p farheap-segments --bench tiers -- tpch separation --paper     # scale factor 2, for pages of 2 MiB; 1 to 8
-//! cargo bench -p farheap-segments --bench tiers -- --test         # does it work? seconds
+//! cargo bench -p farheap-lab --bench tiers           # minutes; needs 1 GiB of disk and RAM
+//! cargo bench -p farheap-lab --bench tiers -- migrate        # groups whose names contain one of the words
+//! cargo bench -p farheap-lab --bench tiers -- --size 4GiB --limit 256MiB
+//! cargo bench -p farheap-lab --bench tiers -- tpch separation --paper     # scale factor 2, for pages of 2 MiB; 1 to 8
+//! cargo bench -p farheap-lab --bench tiers -- --test         # does it work? seconds
 //! ```
 //! Segments of 8 MiB go from local memory to the far tier and back, in the default configuration, with
 //! a limit of a quarter of the data, and what is still in memory afterwards is written out as well. The
@@ -17,7 +17,7 @@
 //! to 7 of "Separated Allocator Metadata in Disaggregated In-Memory Databases: Friend or Foe?". `auto` has them
 //! placed by how often they are read.
 
-#[path = "../../examples/tiers/answers.rs"]
+#[path = "../../../segments/examples/tiers/answers.rs"]
 #[allow(dead_code, unused_imports, reason = "the example's, and its tests run there")]
 mod answers;
 mod auto;
@@ -30,10 +30,10 @@ mod failure;
 #[path = "../../../benches/common/group.rs"]
 #[expect(dead_code, reason = "this benchmark does not swap")]
 mod group;
-#[path = "../../examples/tiers/load.rs"]
+#[path = "../../../segments/examples/tiers/load.rs"]
 #[allow(dead_code, unused_imports, reason = "the example's, and its tests run there")]
 mod load;
-#[path = "../../examples/tiers/queries/mod.rs"]
+#[path = "../../../segments/examples/tiers/queries/mod.rs"]
 #[allow(dead_code, unused_imports, reason = "the example's, and its tests run there")]
 mod queries;
 #[path = "../../../benches/common/raw.rs"]
@@ -41,11 +41,11 @@ mod raw;
 mod separation;
 #[path = "../../../benches/common/table.rs"]
 mod table;
-#[path = "../../examples/tiers/tables.rs"]
+#[path = "../../../segments/examples/tiers/tables.rs"]
 #[allow(dead_code, unused_imports, reason = "the example's, and its tests run there")]
 mod tables;
 mod tpch;
-#[path = "../../examples/tiers/waits.rs"]
+#[path = "../../../segments/examples/tiers/waits.rs"]
 #[allow(dead_code, unused_imports, reason = "the example's, and its tests run there")]
 mod waits;
 

@@ -1,18 +1,19 @@
 //! Temporary memory: what spilling costs, and what room costs that others have to give.
 //!
 //! ```text
-//! cargo bench --bench temporary                       # two minutes; needs 2 GiB of disk and RAM
-//! cargo bench --bench temporary -- --dir /mnt/nvme    # device file and table elsewhere
-//! cargo bench --bench temporary -- --only spill       # some rows
-//! cargo bench --bench temporary -- --test             # does it work?
+//! cargo bench -p farheap-lab --bench temporary                       # two minutes; needs 2 GiB of disk and RAM
+//! cargo bench -p farheap-lab --bench temporary -- --dir /mnt/nvme    # device file and table elsewhere
+//! cargo bench -p farheap-lab --bench temporary -- --only spill       # some rows
+//! cargo bench -p farheap-lab --bench temporary -- --test             # does it work?
 //! ```
 //! Every row has its baseline measured in the same run, in turns; medians. Prints a table and
 //! writes `target/figures/temporary.csv` and `temporary.svg`. It checks what it reads.
 
 #![expect(unsafe_code, reason = "touches temporary memory")]
 
+#[path = "../../benches/common/mod.rs"]
 mod common;
-#[path = "common/raw.rs"]
+#[path = "../../benches/common/raw.rs"]
 mod raw;
 
 use clap::Parser;
@@ -389,7 +390,7 @@ fn half(options: &Options) -> Result<Vec<Row>, Failure> {
 // The table, the CSV and the figure.
 
 fn report(rows: &[Row], folder: &str) -> Result<(), Failure> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(folder);
     std::fs::create_dir_all(&folder)?;
     let mut csv = String::from("work,value,unit,baseline,baseline_value,ratio,goal\n");
     for Row { work, value, unit, baseline, baseline_value: base, ratio, goal } in rows {

@@ -1,10 +1,10 @@
 //! Small objects on four times the memory: farheap with everything far, against the kernel's swap.
 //!
 //! ```text
-//! cargo bench --bench objects                             # limit 32 MiB, some minutes
-//! cargo bench --bench objects -- --limit 256MiB --rounds 1
-//! cargo bench --bench objects -- --page 4KiB --mix objects
-//! cargo bench --bench objects -- --test                   # does it work? seconds
+//! cargo bench -p farheap-lab --bench objects                             # limit 32 MiB, some minutes
+//! cargo bench -p farheap-lab --bench objects -- --limit 256MiB --rounds 1
+//! cargo bench -p farheap-lab --bench objects -- --page 4KiB --mix objects
+//! cargo bench -p farheap-lab --bench objects -- --test                   # does it work? seconds
 //! ```
 //! A table of objects of 16 to 512 bytes is read and updated: Zipf 0.99, a tenth of the operations are
 //! updates, of which every second allocates a new object and frees the old one, and of each object read a
@@ -17,17 +17,17 @@
 mod child;
 mod work;
 
-#[path = "../common/failure.rs"]
+#[path = "../../../benches/common/failure.rs"]
 mod failure;
-#[path = "../common/group.rs"]
+#[path = "../../../benches/common/group.rs"]
 mod group;
-#[path = "../common/limited.rs"]
+#[path = "../../../benches/common/limited.rs"]
 mod limited;
-#[path = "../common/numbers.rs"]
+#[path = "../../../benches/common/numbers.rs"]
 mod numbers;
-#[path = "../common/process.rs"]
+#[path = "../../../benches/common/process.rs"]
 mod process;
-#[path = "../common/table.rs"]
+#[path = "../../../benches/common/table.rs"]
 mod table;
 
 use child::{Outcome, Task};

@@ -10,23 +10,23 @@
 use std::collections::BTreeSet;
 
 const BTREE: [&str; 7] = [
-    include_str!("../../src/btree/mod.rs"),
-    include_str!("../../src/btree/node.rs"),
-    include_str!("../../src/btree/path.rs"),
-    include_str!("../../src/btree/remove.rs"),
-    include_str!("../../src/btree/place.rs"),
-    include_str!("../../src/btree/local.rs"),
-    include_str!("../../src/btree/rearrange.rs"),
+    include_str!("../../../collections/src/btree/mod.rs"),
+    include_str!("../../../collections/src/btree/node.rs"),
+    include_str!("../../../collections/src/btree/path.rs"),
+    include_str!("../../../collections/src/btree/remove.rs"),
+    include_str!("../../../collections/src/btree/place.rs"),
+    include_str!("../../../collections/src/btree/local.rs"),
+    include_str!("../../../collections/src/btree/rearrange.rs"),
 ];
 const SKIPLIST: [&str; 3] = [
-    include_str!("../../src/skiplist/mod.rs"),
-    include_str!("../../src/skiplist/node.rs"),
-    include_str!("../../src/skiplist/place.rs"),
+    include_str!("../../../collections/src/skiplist/mod.rs"),
+    include_str!("../../../collections/src/skiplist/node.rs"),
+    include_str!("../../../collections/src/skiplist/place.rs"),
 ];
 const SHARED: [&str; 3] = [
-    include_str!("../../src/local_set.rs"),
-    include_str!("../../src/ordered.rs"),
-    include_str!("../../src/page_filler.rs"),
+    include_str!("../../../collections/src/local_set.rs"),
+    include_str!("../../../collections/src/ordered.rs"),
+    include_str!("../../../collections/src/page_filler.rs"),
 ];
 
 /// A variant, the functions it adds, and what its other lines are recognised by.
