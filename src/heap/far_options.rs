@@ -20,7 +20,7 @@ pub(crate) struct FarArenasOptions {
     pub(crate) slot: usize,
     /// Arenas that threads are spread over, one a processor: with two threads that miss their
     /// caches at once two arenas are 1.5 to 2.8 times as fast as one (`cargo bench --bench
-    /// heap`). Each keeps dirty extents of its own.
+    /// alloc -- churn`). Each keeps dirty extents of its own.
     pub(crate) arenas: u32,
     /// Sizes from here up go far without being asked to; `None`: no size does.
     pub(crate) threshold: Option<ByteCount>,
