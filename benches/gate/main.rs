@@ -12,7 +12,7 @@
 //! quartile of the ratios of neighbouring rounds. Below that the new one is slower, and the exit status
 //! tells it. Prints a table and writes `target/figures/gate.csv` and `gate.svg`.
 
-#[path = "../fault/work.rs"]
+#[path = "../faults/work.rs"]
 #[expect(dead_code, reason = "the benchmark of faults uses the rest")]
 mod accesses;
 #[path = "../alloc/sample.rs"]
@@ -20,12 +20,12 @@ mod accesses;
 mod allocations;
 #[path = "../common/bare.rs"]
 mod bare;
-#[path = "../fault/device.rs"]
+#[path = "../faults/device.rs"]
 #[expect(dead_code, reason = "the benchmark of faults uses the rest")]
 mod device;
 #[path = "../common/failure.rs"]
 mod failure;
-#[path = "../fault/far.rs"]
+#[path = "../faults/far.rs"]
 #[expect(dead_code, reason = "the benchmark of faults uses the rest")]
 mod far;
 #[path = "../common/group.rs"]
@@ -33,14 +33,14 @@ mod far;
 mod group;
 #[path = "../common/numbers.rs"]
 mod numbers;
-#[path = "../fault/os.rs"]
+#[path = "../faults/os.rs"]
 #[expect(dead_code, reason = "the benchmark of faults uses the rest")]
 mod os;
 #[path = "../common/process.rs"]
 mod process;
 mod revision;
 mod rows;
-#[path = "../fault/sample.rs"]
+#[path = "../faults/sample.rs"]
 mod sample;
 #[path = "../common/sides.rs"]
 #[expect(dead_code, reason = "the benchmark of allocators uses the rest")]

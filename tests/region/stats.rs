@@ -247,6 +247,6 @@ fn fresh_data_that_is_read_back_in_order_is_written_once() {
         stats.bytes_written.0, stats.bytes_read.0
     );
     // How much of what came last is still in memory when the reader arrives there depends on when the
-    // evictor runs: `evict::arrivals` has what it decides, bench `fault` what that is worth.
+    // evictor runs: `evict::arrivals` has what it decides, bench `faults` what that is worth.
     assert!(stats.bytes_written.0 <= data as u64, "{stats}");
 }

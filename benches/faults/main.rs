@@ -1,19 +1,19 @@
 //! What faults cost: every figure next to a baseline measured in the same run.
 //!
 //! ```text
-//! cargo bench --bench fault                        # all rows, a few minutes
-//! cargo bench --bench fault -- --list              # the rows
-//! cargo bench --bench fault -- faults-loop memory  # rows whose names contain one of the words
-//! cargo bench --bench fault -- --swap              # with swap among the baselines, as root
-//! cargo bench --bench fault -- --neighbours 2      # beside two busy threads of the idle class
-//! cargo bench --bench fault -- --full              # 4 GiB of data, as in UMap's figures
-//! cargo bench --bench fault -- tune                # which settings suit the machine
-//! cargo bench --bench fault -- profile --threads 1 # who does what in a fault; `loop`, `file`
-//! cargo bench --bench fault -- --test              # does it work? seconds
+//! cargo bench --bench faults                        # all rows, a few minutes
+//! cargo bench --bench faults -- --list              # the rows
+//! cargo bench --bench faults -- faults-loop memory  # rows whose names contain one of the words
+//! cargo bench --bench faults -- --swap              # with swap among the baselines, as root
+//! cargo bench --bench faults -- --neighbours 2      # beside two busy threads of the idle class
+//! cargo bench --bench faults -- --full              # 4 GiB of data, as in UMap's figures
+//! cargo bench --bench faults -- tune                # which settings suit the machine
+//! cargo bench --bench faults -- profile --threads 1 # who does what in a fault; `loop`, `file`
+//! cargo bench --bench faults -- --test              # does it work? seconds
 //! ```
 //! Work and baselines take turns in short rounds; values are medians, and a ratio is the median
 //! of the rounds' own ratios, so that a slow moment of the machine hits both. Every access checks
-//! what it reads. Prints a table and writes `target/figures/fault.csv` and `fault.svg`. What the
+//! what it reads. Prints a table and writes `target/figures/faults.csv` and `faults.svg`. What the
 //! machine does not permit is skipped with a line that says why.
 
 mod bare;
@@ -50,7 +50,7 @@ use std::time::Duration;
 use table::Row;
 
 #[derive(Debug, Parser)]
-#[command(name = "fault", about = "What faults cost, next to baselines of the same run")]
+#[command(name = "faults", about = "What faults cost, next to baselines of the same run")]
 struct Args {
     /// Rows whose names contain one of these words; `tune` compares settings instead
     filters: Vec<String>,
@@ -187,10 +187,10 @@ pub(crate) fn take_turns(plan: &Plan, sides: &mut [Side<'_>]) -> Result<Vec<Vec<
 fn main() -> ExitCode {
     let args = Args::parse();
     if let (Some(kind), Some(target), Some(data)) = (args.child, &args.target, args.data) {
-        return failure::end("fault", child::serve(kind, target, data));
+        return failure::end("faults", child::serve(kind, target, data));
     }
     if let Some(count) = args.busy {
-        return failure::end("fault", neighbours::serve(count));
+        return failure::end("faults", neighbours::serve(count));
     }
     if args.list {
         rows::ALL.iter().for_each(|group| println!("{:14} {}", group.name, group.about));
@@ -201,12 +201,12 @@ fn main() -> ExitCode {
     process::catch_interrupts();
     let plan = Plan::of(&args);
     if args.filters.iter().any(|word| word == "tune") {
-        return failure::end("fault", tune::run(&plan));
+        return failure::end("faults", tune::run(&plan));
     }
     if args.filters.iter().any(|word| word == "profile") {
-        return failure::end("fault", profile::run(&plan, &args));
+        return failure::end("faults", profile::run(&plan, &args));
     }
-    failure::end("fault", run_rows(&args, &plan))
+    failure::end("faults", run_rows(&args, &plan))
 }
 
 fn run_rows(args: &Args, plan: &Plan) -> Result<()> {
@@ -234,8 +234,8 @@ fn run_rows(args: &Args, plan: &Plan) -> Result<()> {
             }
         }
     }
-    match table::write("fault", &rows, plan.test) {
-        Ok(folder) => println!("\nwritten: fault.csv, fault.svg in {}", folder.display()),
+    match table::write("faults", &rows, plan.test) {
+        Ok(folder) => println!("\nwritten: faults.csv, faults.svg in {}", folder.display()),
         Err(why) => println!("\nno figures were written: {why}"),
     }
     table::print_goals(&rows);
