@@ -25,7 +25,7 @@ mod text;
 mod value;
 
 #[doc(no_inline)]
-pub use crate::paging::region::Mode;
+pub use crate::paging::region::FaultMode;
 #[doc(no_inline)]
 pub use crate::store::Wipe;
 pub use builder::{Builder, Config};

@@ -20,7 +20,7 @@ use crate::heap::{
     self, Edges, ExtentSource, FarArenas, FarArenasOptions, TIERS_MAX, Tier, TierMemory,
 };
 use crate::limit::manager::MemoryManager;
-use crate::paging::region::{self, Mode, Region, Stats};
+use crate::paging::region::{self, FaultMode, Region, Stats};
 use crate::store::{BlockStore, Store};
 use crate::sys::messages::{self, Deliver};
 use crate::sys::probe::Node;
@@ -209,7 +209,7 @@ impl Heap {
             None => Arc::new(Region::create(config.region(), store)?),
         };
         let threshold = threshold(&config, &region);
-        if !region.serves_kernel_faults() && config.mode() == Mode::Handler {
+        if !region.serves_kernel_faults() && config.mode() == FaultMode::Handler {
             let by_size = if threshold == config.threshold() { "" } else { LOCAL_BY_SIZE };
             warn(format_args!("{USER_MODE_ONLY}{by_size}{USER_MODE_REMEDY}"));
         }
@@ -315,8 +315,8 @@ impl Heap {
         running.iter().map(|tier| tier.heap.clone()).collect()
     }
 
-    /// Has far memory give way to `len` bytes that the program is about to touch beside it, and waits until it
-    /// has, under a [limit on the process](crate::config::Builder::limit). Returns after how many
+    /// Evicts far memory for `len` bytes that the program is about to touch beside it, and waits until they
+    /// fit, under a [limit on the process](crate::config::Builder::limit). Returns after how many
     /// more bytes to call again.
     #[doc(hidden)]
     #[must_use]
@@ -387,7 +387,7 @@ impl Heap {
         &self.name
     }
 
-    /// Whether two handles are of one tier.
+    /// True if two handles are of one tier.
     fn is_same(&self, other: &Heap) -> bool {
         self.tier() == other.tier()
     }
@@ -665,7 +665,7 @@ impl Config {
 /// because the kernel may not fault on pages that are still missing.
 fn threshold(config: &Config, region: &Region) -> Option<ByteCount> {
     let never_in_system_calls =
-        config.mode() == Mode::InThread || config.user_mode() == UserMode::Far;
+        config.mode() == FaultMode::InThread || config.user_mode() == UserMode::Far;
     if region.serves_kernel_faults() || never_in_system_calls { config.threshold() } else { None }
 }
 

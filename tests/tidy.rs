@@ -724,7 +724,14 @@ fn guarantees_have_tests_and_tests_have_guarantees() {
     report("guarantees have tests, and tests have guarantees", &violations);
 }
 
-/// Documentation begins with a noun or a verb: a summary that begins with "What" has to be read twice.
+/// Words that no summary begins with: it has to be read twice.
+const BEGINNINGS: &[(&str, &str)] = &[
+    (" What ", "the noun that it stands for"),
+    (" Whether ", "True if"),
+    (" Has ", "the verb of what happens"),
+];
+
+/// Documentation begins with a noun or a verb.
 #[test]
 fn summaries_begin_with_a_noun_or_a_verb() {
     let dirs = ["src", "cli/src", "collections/src", "ffi/src", "preload/src", "segments/src"];
@@ -736,8 +743,9 @@ fn summaries_begin_with_a_noun_or_a_verb() {
             let is_doc = |line: &str| line.starts_with("///") || line.starts_with("//!");
             let begins = !is_doc(before) || matches!(before, "///" | "//!");
             let text = line.trim_start_matches("///").trim_start_matches("//!");
-            if is_doc(line) && begins && text.starts_with(" What ") {
-                violations.push(format!("{}:{}: {line}", source.name, at + 1));
+            let bad = BEGINNINGS.iter().find(|(word, _)| text.starts_with(word));
+            if let Some((_, better)) = bad.filter(|_| is_doc(line) && begins) {
+                violations.push(format!("{}:{}: {line}: better: {better}", source.name, at + 1));
             }
             before = line;
         }

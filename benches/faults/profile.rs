@@ -11,7 +11,7 @@ use crate::os::KERNEL_PAGE;
 use crate::rows::prefetched;
 use crate::work::{Mix, Order};
 use crate::{Args, Failure, Plan, Result};
-use farheap::region::{Mode, RegionConfig};
+use farheap::region::{FaultMode, RegionConfig};
 use std::collections::BTreeMap;
 use std::fs;
 use std::time::Duration;
@@ -58,7 +58,7 @@ fn config(plan: &Plan, args: &Args, page: usize) -> RegionConfig {
     let config = far::config(page, cache, plan.data);
     let poll = args.poll.map_or(config.poll, |us| Some(Duration::from_micros(us)));
     let handlers = args.handlers.unwrap_or(config.handlers);
-    let mode = if args.in_thread { Mode::InThread } else { Mode::Handler };
+    let mode = if args.in_thread { FaultMode::InThread } else { FaultMode::Handler };
     config.poll(poll).handlers(handlers).mode(mode)
 }
 

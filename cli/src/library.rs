@@ -29,7 +29,7 @@ const STICKY: u32 = 0o1000;
 
 /// A library that is part of this program.
 struct Embedded {
-    /// Has a hash of the bytes in it, so that versions lie side by side.
+    /// Contains a hash of the bytes, so that versions lie side by side.
     name: &'static str,
     bytes: &'static [u8],
 }
@@ -164,7 +164,7 @@ fn write_new(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.set_permissions(fs::Permissions::from_mode(0o644))
 }
 
-/// Whether a path is a regular file of this user's, which nobody else may write, with these bytes.
+/// True if a path is a regular file of this user's, which nobody else may write, with these bytes.
 fn holds(path: &Path, bytes: &[u8]) -> bool {
     let mut options = OpenOptions::new();
     let opened = options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path);

@@ -29,7 +29,7 @@ pub(crate) struct Directory {
     pub(crate) free: ByteCount,
     /// The file system's kind as `/proc/self/mountinfo` names it (`ext4`, `tmpfs`), if found.
     pub(crate) file_system: Option<String>,
-    /// Whether 4 KiB written with `O_DIRECT` could be read back; `None` for yes, else why not.
+    /// Why 4 KiB written with `O_DIRECT` could not be read back; `None` if they could.
     pub(crate) direct_io_refusal: Option<String>,
 }
 
@@ -123,16 +123,16 @@ pub(crate) struct Device {
     pub(crate) size: ByteCount,
     /// Bytes of a logical block, of a block device.
     pub(crate) block: Option<ByteCount>,
-    /// Whether freed space can be discarded, of a block device.
+    /// True if freed space can be discarded, of a block device.
     pub(crate) discard: Option<bool>,
-    /// Whether it refuses writes: the device's flag, or the file's permissions for this user.
+    /// True if it refuses writes: the device's flag, or the file's permissions for this user.
     pub(crate) read_only: bool,
     /// The user that a regular file belongs to, if that is not the one that this process runs as:
     /// it is refused then.
     pub(crate) other_owner: Option<u32>,
-    /// Whether other users than the owner may read or write a regular file.
+    /// True if other users than the owner may read or write a regular file.
     pub(crate) is_open_to_others: bool,
-    /// Whether a file system or another program holds the block device.
+    /// True if a file system or another program holds the block device.
     pub(crate) busy: bool,
     /// Its content, as far as that is looked at.
     pub(crate) contents: Contents,
@@ -204,7 +204,7 @@ impl Queue {
     }
 }
 
-/// Whether a block device is mounted or claimed: opening it with O_EXCL, without O_CREAT, then
+/// True if a block device is mounted or claimed: opening it with O_EXCL, without O_CREAT, then
 /// fails with EBUSY (open(2)).
 fn is_busy(path: &Path) -> bool {
     let opened = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path);

@@ -42,7 +42,7 @@ impl Features {
         "MOVE",
     ];
 
-    /// Whether all bits of `other` are in the set.
+    /// True if all bits of `other` are in the set.
     pub(crate) fn contains(self, other: Features) -> bool {
         self.0 & other.0 == other.0
     }
@@ -196,7 +196,7 @@ impl Userfaultfd {
 /// Abilities of io_uring.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Uring {
-    /// Whether a ring could be set up; if not, why.
+    /// `Ok` if a ring could be set up, else why not.
     pub(crate) setup: Result<(), Refusal>,
     /// `kernel.io_uring_disabled` (Linux 6.6): 0 open, 1 only for members of a group and the
     /// privileged, 2 closed.

@@ -93,7 +93,7 @@ fn interpreter_of(path: &Path) -> Result<Option<PathBuf>, Refusal> {
     Err(Refusal::Unsuitable(format!("{}: {refusal}", path.display())))
 }
 
-/// Whether the loader treats the program as one with more privileges than its caller has.
+/// True if the loader treats the program as one with more privileges than its caller has.
 fn raises_privileges(data: &Metadata) -> bool {
     let mode = data.permissions().mode();
     let own = fs::metadata("/proc/self").ok();
@@ -101,7 +101,7 @@ fn raises_privileges(data: &Metadata) -> bool {
     (mode & 0o4000 != 0 && data.uid() != user) || (mode & 0o2000 != 0 && data.gid() != group)
 }
 
-/// Whether the file gives capabilities to the process that executes it, see `capabilities(7)`.
+/// True if the file gives capabilities to the process that executes it, see `capabilities(7)`.
 fn has_capabilities(path: &Path) -> bool {
     let Ok(path) = CString::new(path.as_os_str().as_bytes()) else { return false };
     let (name, nowhere) = (c"security.capability", std::ptr::null_mut());

@@ -5,7 +5,7 @@
 
 use crate::library;
 use crate::program::{self, Refusal};
-use farheap::region::Mode;
+use farheap::region::FaultMode;
 use farheap::{Config, Heap};
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -139,7 +139,7 @@ fn configuration(options: &Run) -> Result<Config, String> {
         builder.build()
     };
     let config = read().map_err(|error| error.to_string())?;
-    if config.mode() == Mode::InThread {
+    if config.mode() == FaultMode::InThread {
         // A program may have a handler of its own for the signal, and the C library waits for locks in far
         // memory by system calls, which nothing outside of it can see coming.
         let reason = "`mode:in_thread` serves no fault of a system call, and of a program with a handler for \

@@ -173,7 +173,7 @@ fn find(pid: u32) -> Result<Vec<PathBuf>, String> {
     if files.is_empty() { Err(missing(pid)) } else { Ok(files) }
 }
 
-/// Whether a descriptor is of a file that is called as farheap's are.
+/// True if a descriptor is of a file that is called as farheap's are.
 fn is_ours(descriptor: &Path) -> bool {
     fs::read_link(descriptor).is_ok_and(|to| to.to_string_lossy().starts_with(LINK))
 }
@@ -203,7 +203,7 @@ fn read(file: &Path) -> Option<Tier> {
     })
 }
 
-/// Whether a word can be the name of a tier or of a number.
+/// True if a word can be the name of a tier or of a number.
 fn is_name(word: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
     (1..=NAME_MAX).contains(&word.len()) && word.bytes().all(is_plain)

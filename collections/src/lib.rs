@@ -15,7 +15,7 @@
 //! [`FarLeveledMap`] is a B+-tree whose levels have page sizes of their own, the upper ones local.
 //! [`pool::BTree`] is an index in the pages of a [`BufferPool`](farheap::pool::BufferPool): bytes to bytes,
 //! shared by threads, and durable as its table is. [`Temporary`] is an allocator for collections that a query
-//! needs for a while, in a manager's temporary memory; `Arena` (feature `heap`) is one whose memory goes at once.
+//! needs for a while, in a manager's temporary memory; `Bump` (feature `heap`) is one whose memory goes at once.
 //!
 //! The strategies are those of the paper on collective allocators (Hideshima, Sato, Ugawa 2024).
 //! `examples/hnsw` in the repository is a container of one's own by the same means: an index that finds the
@@ -48,7 +48,7 @@
 #![cfg(not(loom))]
 
 #[cfg(feature = "heap")]
-mod arena;
+mod bump;
 mod btree;
 mod leveled;
 mod local_set;
@@ -66,7 +66,7 @@ mod temporary;
 mod testing;
 
 #[cfg(feature = "heap")]
-pub use arena::Arena;
+pub use bump::Bump;
 pub use btree::{FarBTreeMap, Iter, Range, TreeStrategy};
 pub use leveled::{FarLeveledMap, FaultCost, LevelIter, LevelPlan, LevelRange, Usage};
 pub use page_filler::PageFiller;

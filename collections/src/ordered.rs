@@ -18,7 +18,7 @@ pub(super) trait Cursor<K, V> {
     fn finish(&mut self);
 }
 
-/// Whether a range that starts at or below a key ends above it.
+/// True if a range that starts at or below a key ends above it.
 pub(super) fn is_before_end<K, Q>(range: &impl RangeBounds<Q>, key: &K) -> bool
 where
     K: Borrow<Q>,
@@ -59,7 +59,7 @@ macro_rules! map_traits {
                 self.len
             }
 
-            /// Whether there is no pair.
+            /// True if there is no pair.
             #[must_use]
             pub fn is_empty(&self) -> bool {
                 self.len == 0
@@ -146,7 +146,7 @@ macro_rules! linked_map {
                 Some(unsafe { crate::ordered::value_mut(self, pair) })
             }
 
-            /// Whether a key is there.
+            /// True if a key is there.
             #[must_use]
             pub fn contains_key<Q>(&self, key: &Q) -> bool
             where

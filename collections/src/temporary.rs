@@ -55,9 +55,9 @@ const SLAB_ALIGN: usize = 4096;
 /// # Ok::<(), farheap::Error>(())
 /// ```
 #[derive(Clone)]
-pub struct Temporary(Arc<Arena>);
+pub struct Temporary(Arc<Slabs>);
 
-struct Arena {
+struct Slabs {
     manager: Arc<MemoryManager>,
     state: Mutex<State>,
 }
@@ -113,7 +113,7 @@ impl Slab {
         piece
     }
 
-    /// Whether `piece` is where one begins that was handed out.
+    /// True if `piece` is where one begins that was handed out.
     fn has(&self, piece: NonNull<u8>) -> bool {
         let offset = piece.addr().get() - self.memory.as_ptr().addr().get();
         offset < self.fresh && offset.is_multiple_of(self.piece)
@@ -146,7 +146,7 @@ impl Temporary {
     /// An allocator of a manager's temporary memory, with slabs of its own.
     #[must_use]
     pub fn new(manager: &Arc<MemoryManager>) -> Temporary {
-        Temporary(Arc::new(Arena { manager: Arc::clone(manager), state: Mutex::default() }))
+        Temporary(Arc::new(Slabs { manager: Arc::clone(manager), state: Mutex::default() }))
     }
 
     /// The manager whose memory this is.

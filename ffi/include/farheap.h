@@ -10,7 +10,7 @@
  *   farheap_last_message(); a success leaves them as they were.
  * - Results are written through the last parameters, and only on success. NULL for one of them is
  *   FARHEAP_E_NULL.
- * - A pointer to farheap_heap, farheap_arena, farheap_collective, farheap_manager, farheap_account,
+ * - A pointer to farheap_heap, farheap_bump, farheap_collective, farheap_manager, farheap_account,
  *   farheap_temporary, farheap_pool, farheap_btree or farheap_cursor is a *handle*.
  *   It is not followed but looked up: NULL is FARHEAP_E_NULL; one that was freed, that is of another
  *   kind, or that never was one, is FARHEAP_E_HANDLE; the parent's, in a forked child, is
@@ -133,7 +133,7 @@ uint32_t farheap_abi_version(void) FARHEAP_NOEXCEPT;
 const char *farheap_version(void) FARHEAP_NOEXCEPT;
 /* FARHEAP_E_ABI when `abi`, a program's FARHEAP_ABI_VERSION, is not the library's. */
 farheap_status farheap_check_abi(uint32_t abi) FARHEAP_NOEXCEPT;
-/* Whether this machine allows a feature: asks by trying, which takes about a millisecond. */
+/* True if this machine allows a feature: tried out, which takes about a millisecond. */
 bool farheap_has_feature(farheap_feature feature) FARHEAP_NOEXCEPT;
 
 /* ---- Configuration --------------------------------------------------------------------------- */
@@ -292,7 +292,7 @@ void far_free(void *ptr) FARHEAP_NOEXCEPT;
 void far_free_sized(void *ptr, size_t size, size_t align) FARHEAP_NOEXCEPT;
 /* Bytes of a block that may be used; 0 for NULL. */
 size_t far_usable_size(const void *ptr) FARHEAP_NOEXCEPT;
-/* Whether an address, any, lies in the far heap. */
+/* True if an address, any, lies in the far heap. */
 bool far_contains(const void *ptr) FARHEAP_NOEXCEPT;
 
 /* madvise(2), for local and for far memory, with its arguments and answers. The kernel does not know far memory
@@ -301,25 +301,25 @@ bool far_contains(const void *ptr) FARHEAP_NOEXCEPT;
  * MADV_GUARD_INSTALL: the kernel would drop what is in RAM, and not what has left. `#define madvise far_madvise` after the includes makes a source use it. */
 int far_madvise(void *start, size_t len, int advice) FARHEAP_NOEXCEPT;
 
-/* What asks for memory of a heap's tier, for ever: once the tier has ended, there is none. */
+/* Placement in a heap's tier, for ever: once the tier has ended, there is none. */
 farheap_status farheap_heap_placement(farheap_heap *heap, farheap_placement *out) FARHEAP_NOEXCEPT;
 
-/* Memory that goes at once: everything allocated in an arena is freed with it, without a look at it. Any
+/* Memory that goes at once: everything allocated in a bump allocator is freed with it, without a look at it. Any
  * thread may use it. */
-typedef struct farheap_arena farheap_arena;
+typedef struct farheap_bump farheap_bump;
 
-/* Makes an arena whose memory comes from `placement`, which is not FARHEAP_POLICY. */
-farheap_status farheap_arena_new(farheap_placement placement, farheap_arena **out) FARHEAP_NOEXCEPT;
+/* Makes a bump allocator whose memory comes from `placement`, which is not FARHEAP_POLICY. */
+farheap_status farheap_bump_new(farheap_placement placement, farheap_bump **out) FARHEAP_NOEXCEPT;
 /* Frees it with all of its blocks. NULL does nothing. */
-farheap_status farheap_arena_free(farheap_arena *arena) FARHEAP_NOEXCEPT;
+farheap_status farheap_bump_free(farheap_bump *bump) FARHEAP_NOEXCEPT;
 /* A block, or NULL with the reason; not for far_free(). */
-void *farheap_arena_allocate(farheap_arena *arena, size_t size, size_t align) FARHEAP_NOEXCEPT;
-/* Frees a block of the arena, with the size and alignment that it was asked for with. Below 32 KiB that is of
+void *farheap_bump_allocate(farheap_bump *bump, size_t size, size_t align) FARHEAP_NOEXCEPT;
+/* Frees a block of the bump allocator, with the size and alignment that it was asked for with. Below 32 KiB that is of
  * use only for a thread's last block. NULL does nothing. */
-farheap_status farheap_arena_deallocate(farheap_arena *arena, void *block, size_t size,
+farheap_status farheap_bump_deallocate(farheap_bump *bump, void *block, size_t size,
                                         size_t align) FARHEAP_NOEXCEPT;
-/* Bytes that the arena has: blocks, and what it has ready for more. */
-farheap_status farheap_arena_reserved(const farheap_arena *arena, uint64_t *out) FARHEAP_NOEXCEPT;
+/* Bytes that the bump allocator has: blocks, and what it has ready for more. */
+farheap_status farheap_bump_reserved(const farheap_bump *bump, uint64_t *out) FARHEAP_NOEXCEPT;
 
 /* From now to farheap_scope_pop() what this thread allocates by policy goes to `placement`, local or
  * far. Scopes nest, up to 1024, and end with their thread. */
@@ -378,7 +378,7 @@ farheap_status farheap_purge(farheap_heap *heap) FARHEAP_NOEXCEPT;
 /* The size from which FARHEAP_POLICY places memory far now; FARHEAP_NONE if no size does: by the
  * configuration, or because system calls may not be given far memory here and user_mode is "auto". */
 farheap_status farheap_threshold(farheap_heap *heap, uint64_t *out) FARHEAP_NOEXCEPT;
-/* Whether system calls may be given far memory that is not resident: not without permission for
+/* True if system calls may be given far memory that is not resident: not without permission for
  * faults of kernel mode, nor with mode "in_thread". They fail with EFAULT then. */
 farheap_status farheap_serves_kernel_faults(farheap_heap *heap, bool *out) FARHEAP_NOEXCEPT;
 
@@ -520,7 +520,7 @@ typedef struct farheap_memory {
     uint64_t resident_bytes;
 } farheap_memory;
 
-/* What the memory of the heap, or of a further tier, is for; zeros once it was stopped. */
+/* Use of the memory of the heap, or of a further tier; zeros once it was stopped. */
 farheap_status farheap_heap_memory(farheap_heap *heap, farheap_memory *out) FARHEAP_NOEXCEPT;
 
 /* How long events of one kind have taken since the start, to about 2 %. */
@@ -589,10 +589,10 @@ farheap_status farheap_suballocator_release(farheap_suballocator *sub) FARHEAP_N
 /* An object of the sub-allocator's subspace, or NULL: FARHEAP_E_FULL when there is no room. */
 void *farheap_suballocator_allocate(const farheap_suballocator *sub, size_t size,
                                     size_t align) FARHEAP_NOEXCEPT;
-/* Whether a pointer lies in the sub-allocator's subspace; false on error. */
+/* True if a pointer lies in the sub-allocator's subspace; false on error. */
 bool farheap_suballocator_contains(const farheap_suballocator *sub,
                                    const void *ptr) FARHEAP_NOEXCEPT;
-/* Whether less than `ratio` of the subspace is in use; swappable has no bound and says yes. */
+/* True if less than `ratio` of the subspace is in use: always for swappable, which has no bound. */
 bool farheap_suballocator_is_occupancy_under(const farheap_suballocator *sub,
                                              double ratio) FARHEAP_NOEXCEPT;
 /* An object of a kind, without a sub-allocator in between. NULL on failure. */
@@ -606,12 +606,12 @@ void *farheap_collective_allocate_near(farheap_collective *collective, const voi
  * is not in use, where a double free leads unless the memory has been given out again. */
 farheap_status farheap_collective_deallocate(farheap_collective *collective, void *ptr,
                                              size_t size, size_t align) FARHEAP_NOEXCEPT;
-/* Whether a pointer lies in the collective's memory; in its purely-local memory. */
+/* True if a pointer lies in the collective's memory; in its purely-local memory. */
 bool farheap_collective_contains(const farheap_collective *collective,
                                  const void *ptr) FARHEAP_NOEXCEPT;
 bool farheap_collective_is_local(const farheap_collective *collective,
                                  const void *ptr) FARHEAP_NOEXCEPT;
-/* Whether two pointers lie in the same page of far memory. */
+/* True if two pointers lie in the same page of far memory. */
 bool farheap_collective_share_a_page(const farheap_collective *collective, const void *a,
                                      const void *b) FARHEAP_NOEXCEPT;
 /* Figures; 0 on error. */
@@ -680,12 +680,12 @@ typedef struct farheap_manager_stats {
     uint64_t temporary_bytes;
     /* Bytes of temporary memory beyond the limit, at the moment. */
     uint64_t spilled_bytes;
-    /* Bytes reclaimed that were spare. */
-    uint64_t reclaimed_spare_bytes;
-    /* Bytes reclaimed that were clean. */
-    uint64_t reclaimed_clean_bytes;
-    /* Bytes reclaimed that had to be written. */
-    uint64_t reclaimed_written_bytes;
+    /* Bytes reclaimed that held nothing. */
+    uint64_t reclaimed_free_bytes;
+    /* Bytes reclaimed whose data can be read again. */
+    uint64_t reclaimed_reread_bytes;
+    /* Bytes reclaimed whose data had to be written first. */
+    uint64_t reclaimed_write_back_bytes;
     /* Charges that had to reclaim themselves. */
     uint64_t direct;
     /* Rounds of background reclaim. */
@@ -767,7 +767,7 @@ farheap_status farheap_manager_allocate_temporary(farheap_manager *manager, size
 /* Gives it back at once. NULL does nothing; a pointer that is none of this manager's, or was freed, is
  * FARHEAP_E_BAD_RANGE. */
 farheap_status farheap_manager_free_temporary(farheap_manager *manager, void *ptr) FARHEAP_NOEXCEPT;
-/* Whether temporary memory lies beyond the limit, in evictable memory; false on error. */
+/* True if temporary memory lies beyond the limit, in evictable memory; false on error. */
 bool farheap_manager_is_spilled(const farheap_manager *manager, const void *ptr) FARHEAP_NOEXCEPT;
 
 /* An allocator of temporary memory for objects of any size: small ones share pages. One lock: give
@@ -796,17 +796,17 @@ typedef struct farheap_pool farheap_pool;
  * a library allocates; or that of a pool, of the far heap, of temporary memory, to bound it. */
 typedef struct farheap_account farheap_account;
 
-/* What freeing memory may cost, cheapest first. */
-typedef enum farheap_effort {
-    FARHEAP_EFFORT_SPARE = 0, /* what holds nothing */
-    FARHEAP_EFFORT_CLEAN = 1, /* what can be had again */
-    FARHEAP_EFFORT_WRITE = 2  /* what has to be written first */
-} farheap_effort;
+/* Cost of freeing memory, cheapest first. */
+typedef enum farheap_reclaim_cost {
+    FARHEAP_COST_FREE = 0,      /* memory that holds nothing */
+    FARHEAP_COST_REREAD = 1,    /* data that can be read again, or be made again */
+    FARHEAP_COST_WRITE_BACK = 2 /* data that has to be written first */
+} farheap_reclaim_cost;
 
-/* Asked to free about `want` bytes at no more than that effort. It takes what it frees off the account
+/* Asked to free about `want` bytes at no more than `cost`. It takes what it frees off the account
  * by farheap_account_uncharge, and returns how much that was. Called from any thread, at the same time
  * too. It must not touch far memory nor free an account, and charges within it fail at once. */
-typedef uint64_t (*farheap_reclaim)(void *userdata, uint64_t want, farheap_effort effort);
+typedef uint64_t (*farheap_reclaim)(void *userdata, uint64_t want, farheap_reclaim_cost cost);
 
 /* Opens an account of the host's own, for memory that the host allocates by itself and charges here.
  * FARHEAP_E_TOO_MANY_CONSUMERS: a manager has at most 16, pools, heap and temporary memory included. */
@@ -1048,7 +1048,7 @@ farheap_status farheap_pool_fix_many(farheap_pool *pool, const uint64_t *ids, si
 farheap_status farheap_page_unfix(farheap_page *page) FARHEAP_NOEXCEPT;
 /* The bytes of a page that is held exclusively, to be changed: marks it as changed. NULL on error. */
 uint8_t *farheap_page_write(farheap_page *page) FARHEAP_NOEXCEPT;
-/* Whether nobody has changed the page since the optimistic fix: what was read counts. Always true for
+/* True if nobody has changed the page since the optimistic fix: what was read counts. Always true for
  * a page that is held; false on error. */
 bool farheap_page_validate(const farheap_page *page) FARHEAP_NOEXCEPT;
 /* Copies bytes out of the page. FARHEAP_E_ARGUMENT when they are not all within it. */
@@ -1117,7 +1117,7 @@ farheap_status farheap_btree_open(farheap_pool *pool, uint64_t root,
 farheap_status farheap_btree_free(farheap_btree *tree) FARHEAP_NOEXCEPT;
 /* The page by which the tree is opened again; it never changes. 0 on error. */
 uint64_t farheap_btree_root(const farheap_btree *tree) FARHEAP_NOEXCEPT;
-/* Whether the key is there; if so the length of its value, and as much of that as there is `room` for.
+/* True if the key is there; if so the length of its value, and as much of that as there is `room` for.
  * Of a key that is not there the length is 0. `into` may be NULL when `room` is 0. */
 farheap_status farheap_btree_get(const farheap_btree *tree, const void *key, size_t key_len, void *into,
                                  size_t room, size_t *len, bool *found) FARHEAP_NOEXCEPT;

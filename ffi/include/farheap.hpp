@@ -112,7 +112,7 @@ inline void check(status code) {
     if (code != FARHEAP_OK) raise(code);
 }
 
-// What an allocation gave; whatever the reason, a failed allocation is a bad_alloc.
+// Result of an allocation; whatever the reason, a failed allocation is a bad_alloc.
 inline void *checked(void *memory) {
     if (!memory) throw bad_alloc(farheap_last_status());
     return memory;
@@ -149,7 +149,7 @@ extern "C" inline void farheap_hpp_log(void *userdata, farheap_log_level level, 
 }
 } // namespace detail
 
-// Has `log` told what the library says; an empty function: standard error. What it throws is dropped. It is kept for
+// Sends messages of the library to `log`; an empty function: to standard error. What it throws is dropped. It is kept for
 // good, for a call may be under way.
 inline void set_log(std::function<void(farheap_log_level, const char *)> log) {
     if (!log) return detail::check(farheap_set_log(nullptr, nullptr));
@@ -202,13 +202,13 @@ public:
         farheap_heap *const self = get();
         return heap([=](farheap_heap **out) { return farheap_add_tier(self, name, config, out); }, 0);
     }
-    // What asks for memory of this tier: tier_resource, scope, arena_resource take it.
+    // Placement in this tier: tier_resource, scope, bump_resource take it.
     farheap_placement placement() const {
         farheap_placement answer = FARHEAP_FAR;
         detail::check(farheap_heap_placement(get(), &answer));
         return answer;
     }
-    // What its memory is for.
+    // Use of its memory.
     memory_use memory() const {
         memory_use out{};
         out.size = sizeof out;
@@ -367,33 +367,33 @@ private:
 
 // Memory that goes at once, for containers of std::pmr: what is allocated in it is freed with it, whether
 // containers give it back or not. Any thread may use it.
-class arena_resource final : public std::pmr::memory_resource {
+class bump_resource final : public std::pmr::memory_resource {
 public:
-    explicit arena_resource(farheap_placement placement = FARHEAP_LOCAL) {
-        farheap_arena *handle = nullptr;
-        detail::check(farheap_arena_new(placement, &handle));
+    explicit bump_resource(farheap_placement placement = FARHEAP_LOCAL) {
+        farheap_bump *handle = nullptr;
+        detail::check(farheap_bump_new(placement, &handle));
         handle_.reset(handle);
     }
     // Bytes that it has: blocks, and what it has ready for more.
     std::uint64_t reserved() const {
         std::uint64_t answer = 0;
-        detail::check(farheap_arena_reserved(handle_.get(), &answer));
+        detail::check(farheap_bump_reserved(handle_.get(), &answer));
         return answer;
     }
 
 protected:
     void *do_allocate(std::size_t bytes, std::size_t align) override {
-        return detail::checked(farheap_arena_allocate(handle_.get(), bytes, align));
+        return detail::checked(farheap_bump_allocate(handle_.get(), bytes, align));
     }
     void do_deallocate(void *ptr, std::size_t bytes, std::size_t align) override {
-        farheap_arena_deallocate(handle_.get(), ptr, bytes, align);
+        farheap_bump_deallocate(handle_.get(), ptr, bytes, align);
     }
     bool do_is_equal(const std::pmr::memory_resource &other) const noexcept override {
         return this == &other;
     }
 
 private:
-    detail::owned<farheap_arena, farheap_arena_free> handle_;
+    detail::owned<farheap_bump, farheap_bump_free> handle_;
 };
 
 // The far tier: pages that can live on the heap's device.
@@ -442,7 +442,7 @@ template <class T> using local_allocator = allocator<T, FARHEAP_LOCAL>;
 namespace detail {
 using pressure_function = std::function<void(farheap_pressure, std::uint64_t)>;
 using write_function = std::function<bool(std::uint64_t page, std::uint64_t lsn)>;
-using reclaim_function = std::function<std::uint64_t(std::uint64_t want, farheap_effort effort)>;
+using reclaim_function = std::function<std::uint64_t(std::uint64_t want, farheap_reclaim_cost cost)>;
 
 // The callback for a manager's pressure. It lives as long as what may tell: manager, pools, heap.
 struct pressure_slot {
@@ -469,9 +469,9 @@ inline void keep(std::shared_ptr<pressure_slot> slot) {
 }
 
 extern "C" inline std::uint64_t farheap_hpp_reclaim(void *userdata, std::uint64_t want,
-                                                    farheap_effort effort) {
+                                                    farheap_reclaim_cost cost) {
     try {
-        return (*static_cast<reclaim_function *>(userdata))(want, effort);
+        return (*static_cast<reclaim_function *>(userdata))(want, cost);
     } catch (...) { // Others are asked then.
         return 0;
     }
@@ -645,7 +645,7 @@ private:
 };
 
 inline account heap::account() {
-    // What tells is kept for ever: `start_heap` sees to it.
+    // The function is kept for ever: `start_heap` sees to it.
     return farheap::account(nullptr, [&](farheap_account **out) {
         return farheap_heap_account(get(), out);
     });
@@ -916,7 +916,7 @@ struct pool_options {
     const pool *beside = nullptr;
     // All bytes of a page are the program's: payload() is the page size. No checksum, no lsn; off.
     farheap_switch whole_pages = FARHEAP_DEFAULT;
-    // Whether the log holds a record; called from any thread. What throws is a no.
+    // True if the log holds a record; called from any thread. What throws is a no.
     detail::write_function before_write{};
 };
 
@@ -1428,7 +1428,7 @@ public:
     }
     ~suballocator() { release(); }
 
-    // What it hands out; new_per_page: one page.
+    // Objects that it hands out; new_per_page: one page.
     farheap::kind kind() const noexcept { return static_cast<farheap::kind>(sub_.kind); }
     [[nodiscard]] T *allocate(std::size_t count = 1) {
         const std::size_t bytes = detail::bytes<T>(count);
@@ -1505,7 +1505,7 @@ public:
         return sub.contains(ptr);
     }
     bool contains(const void *ptr) const noexcept { return collective_.contains(ptr); }
-    // Whether less than `ratio` of a kind's subspace is in use; true for the unbounded ones.
+    // True if less than `ratio` of a kind's subspace is in use; true for the unbounded ones.
     bool is_occupancy_under(double ratio, farheap::kind kind = purely_local) const noexcept {
         if (kind != purely_local) return true;
         farheap_suballocator sub{collective_.get(), FARHEAP_PURELY_LOCAL, 0, {0, 0}};
@@ -1543,7 +1543,7 @@ private:
     collective collective_;
 };
 
-// What an ordinary allocator is as a collective: one subspace, without bound, that contains all.
+// An ordinary allocator as a collective: one subspace, without bound, that contains all.
 template <class Allocator> class plain_suballocator {
     using traits = std::allocator_traits<Allocator>;
 
@@ -1589,7 +1589,7 @@ template <class Allocator> struct collective_traits {
     using pointer = typename standard::pointer;
     using suballocator_type = typename detail::collective_of<Allocator>::suballocator_type;
     template <class U> using rebind_alloc = typename standard::template rebind_alloc<U>;
-    // Whether placement can be chosen.
+    // True if placement can be chosen.
     static constexpr bool is_collective = detail::collective_of<Allocator>::value;
 
     [[nodiscard]] static suballocator_type get_suballocator(const Allocator &of, kind kind) {

@@ -14,7 +14,7 @@ use crate::heap::farheap_heap;
 use crate::manager::{Userdata, farheap_manager};
 use crate::pool::farheap_pool;
 use farheap::ByteCount;
-use farheap::manager::{Account, Effort, MemoryManager, Reclaim};
+use farheap::manager::{Account, ReclaimCost, MemoryManager, Reclaim};
 use std::cell::Cell;
 use std::ffi::{c_char, c_void};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, Weak};
@@ -25,15 +25,15 @@ opaque! {
 }
 
 /// Cost of freeing bytes.
-pub type farheap_effort = u32;
+pub type farheap_reclaim_cost = u32;
 
-pub const FARHEAP_EFFORT_SPARE: farheap_effort = 0;
-pub const FARHEAP_EFFORT_CLEAN: farheap_effort = 1;
-pub const FARHEAP_EFFORT_WRITE: farheap_effort = 2;
+pub const FARHEAP_COST_FREE: farheap_reclaim_cost = 0;
+pub const FARHEAP_COST_REREAD: farheap_reclaim_cost = 1;
+pub const FARHEAP_COST_WRITE_BACK: farheap_reclaim_cost = 2;
 
 /// Asked to free memory; returns how much it freed.
 pub type farheap_reclaim =
-    Option<unsafe extern "C" fn(userdata: *mut c_void, want: u64, effort: farheap_effort) -> u64>;
+    Option<unsafe extern "C" fn(userdata: *mut c_void, want: u64, cost: farheap_reclaim_cost) -> u64>;
 
 /// More than any machine has, and far from where sums overflow.
 const BYTES_MAX: u64 = 1 << 60;
@@ -54,7 +54,7 @@ struct Own {
     host: OnceLock<Arc<Host>>,
 }
 
-type Asked = unsafe extern "C" fn(*mut c_void, u64, farheap_effort) -> u64;
+type Asked = unsafe extern "C" fn(*mut c_void, u64, farheap_reclaim_cost) -> u64;
 
 /// The host's callback; `None` once its account was freed.
 struct Host(RwLock<Option<(Asked, Userdata)>>);
@@ -65,11 +65,11 @@ thread_local! {
 }
 
 impl Reclaim for Host {
-    fn reclaim(&self, want: ByteCount, effort: Effort) -> ByteCount {
-        let effort = match effort {
-            Effort::Spare => FARHEAP_EFFORT_SPARE,
-            Effort::Clean => FARHEAP_EFFORT_CLEAN,
-            Effort::Write => FARHEAP_EFFORT_WRITE,
+    fn reclaim(&self, want: ByteCount, cost: ReclaimCost) -> ByteCount {
+        let cost = match cost {
+            ReclaimCost::Free => FARHEAP_COST_FREE,
+            ReclaimCost::Reread => FARHEAP_COST_REREAD,
+            ReclaimCost::WriteBack => FARHEAP_COST_WRITE_BACK,
         };
         // Held during the call: a thread that frees the account waits for its end.
         let asked = self.0.read().unwrap_or_else(PoisonError::into_inner);
@@ -77,7 +77,7 @@ impl Reclaim for Host {
         ASKING.set(ASKING.get() + 1);
         // SAFETY: a function that may be called from any thread with this until the account is
         // freed, as the caller promises.
-        let freed = unsafe { asked(userdata.get(), want.0, effort) };
+        let freed = unsafe { asked(userdata.get(), want.0, cost) };
         ASKING.set(ASKING.get() - 1);
         // What it says is believed as far as sums go.
         ByteCount(freed.min(FREED_MAX))

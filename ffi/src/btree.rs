@@ -35,7 +35,7 @@ pub struct Tree {
 
 /// Object behind the handle of a cursor: one thread at a time moves it.
 pub struct Cursor {
-    /// Has the last entry's bytes until the next one is asked for.
+    /// Holds the last entry's bytes until the next one is asked for.
     place: Mutex<pool::Cursor<'static>>,
     _pool: Arc<()>,
 }

@@ -50,7 +50,7 @@ static TABLES: [Table; KINDS] = [const {
 
 static GENERATION: AtomicU64 = AtomicU64::new(1);
 
-/// Whether this process is a forked child of one that had handles.
+/// True if this process is a forked child of one that had handles.
 static FORKED: AtomicBool = AtomicBool::new(false);
 
 /// A type that C has opaque pointers to.
@@ -169,7 +169,7 @@ pub(crate) fn take<K: Kind>(handle: *mut K) -> Result<Box<K::Object>> {
     Ok(unsafe { Box::from_raw(object) })
 }
 
-/// Whether an error about a handle means that it is one of the parent's.
+/// Describes a handle that is not of this process: one of the parent's, or none.
 #[cold]
 fn explain<K: Kind>(handle: u64) -> Failure {
     if handle == 0 {
@@ -185,7 +185,7 @@ fn explain<K: Kind>(handle: u64) -> Failure {
     Failure::new(FARHEAP_E_HANDLE, message)
 }
 
-/// Whether this process was forked from one that had handles.
+/// True if this process was forked from one that had handles.
 pub(crate) fn is_forked_child() -> bool {
     FORKED.load(Relaxed)
 }

@@ -20,7 +20,7 @@
 
 pub mod abi;
 pub mod account;
-pub mod arena;
+pub mod bump;
 pub mod btree;
 pub mod collective;
 pub mod config;

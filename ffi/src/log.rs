@@ -72,7 +72,7 @@ pub unsafe extern "C" fn farheap_set_log(
 }
 
 fn set(log: farheap_log, userdata: Userdata) -> Result<()> {
-    /// Whether the logger is this one.
+    /// True if the logger is this one.
     static IS_SET: AtomicBool = AtomicBool::new(false);
     let Some(told) = log else {
         if IS_SET.load(Ordering::Acquire) {
@@ -91,7 +91,7 @@ fn set(log: farheap_log, userdata: Userdata) -> Result<()> {
     Ok(())
 }
 
-/// Has the logger call `told` from now on.
+/// Makes the logger call `told` from now on.
 fn publish(told: Option<Told>, userdata: Userdata) {
     let _before = HOST.load(Ordering::Acquire);
     HOST.store(Box::into_raw(Box::new(Host { told, userdata, _before })), Ordering::Release);

@@ -96,7 +96,7 @@ unsafe extern "C" fn process_madvise(
     advised
 }
 
-/// Whether a descriptor of a process is that of this one, as far as `/proc` tells.
+/// True if a descriptor of a process is that of this one, as far as `/proc` tells.
 fn is_this_process(process: c_int) -> bool {
     // PIDFD_SELF and PIDFD_SELF_PROCESS of Linux 6.14.
     const THREAD: c_int = -10_000;

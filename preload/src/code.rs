@@ -190,7 +190,7 @@ impl Alone {
         Uffd::open(WP_ASYNC, 0, false).ok().map(Alone)
     }
 
-    /// Has the pages of a mapping come alone from now on, if the kernel can: one that the program watches itself stays as it is.
+    /// Registers a mapping, so that its pages come one by one, if the kernel can: one that the program watches itself stays as it is.
     fn register(&self, mapping: &Mapping) {
         let (start, end) = (mapping.start as usize, mapping.end as usize);
         let _ = self.0.register_unwatched(start, end - start);
@@ -292,7 +292,7 @@ fn constant(base: u64, header: &libc::Elf64_Phdr) -> Option<Range<usize>> {
     (is_constant && !pages.is_empty()).then_some(pages)
 }
 
-/// Whether the loader relocates what is not writable: it makes that writable for a while, without a [`Changing`].
+/// True if the loader relocates what is not writable: it makes that writable for a while, without a [`Changing`].
 fn loader_writes_code(base: u64, headers: &[libc::Elf64_Phdr]) -> bool {
     let Some(dynamic) = headers.iter().find(|header| header.p_type == libc::PT_DYNAMIC) else {
         return false; // Linked statically: nothing is relocated.

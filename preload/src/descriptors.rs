@@ -27,7 +27,7 @@ fn result(returned: c_long) -> c_int {
     returned as c_int
 }
 
-/// Has the kernel make the table of descriptors large enough for farheap's now, where there is one thread: later it
+/// Makes the kernel enlarge the table of descriptors for farheap's now, where there is one thread: later it
 /// would keep the thread that opens one waiting for all processors (18 ms).
 pub(crate) fn make_room() {
     drop(nothing().and_then(|nothing| copy(&nothing, number_min())));

@@ -40,7 +40,7 @@ unsafe extern "C" {
     static environ: Strings;
 }
 
-/// Whether it has been said that the library was left out: in a page that forked children share, so that one of them says so.
+/// True once a message was sent that the library was left out: in a page that forked children share, so that one of them sends it.
 static TOLD: AtomicPtr<AtomicBool> = AtomicPtr::new(ptr::null_mut());
 
 /// To be called before the program runs.

@@ -85,7 +85,7 @@ pub(crate) fn after_fork() {
     unlock();
 }
 
-/// Whether a block is from here.
+/// True if a block is from here.
 #[inline]
 pub(crate) fn owns(block: *const c_void) -> bool {
     let base = INNER.base.load(Ordering::Relaxed);

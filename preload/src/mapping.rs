@@ -167,7 +167,7 @@ unsafe fn map_over(there: &InFar, call: Call) -> *mut c_void {
     unsafe { map_beside(Call { flags, ..call }) }
 }
 
-/// Has far memory give way to memory that stays, before the program touches it. The look at what is resident
+/// Evicts far memory for memory that stays, before the program touches it. The look at what is resident
 /// comes only after as many bytes as the last one has said.
 fn make_room(len: usize) {
     // A large mapping is touched bit by bit, if at all; that is seen when it happens.
@@ -363,7 +363,7 @@ fn failed(errno: c_int) -> *mut c_void {
 struct InFar {
     start: NonNull<u8>,
     len: usize,
-    /// Whether it is all of the range.
+    /// True if it is all of the range.
     is_all: bool,
 }
 
@@ -418,7 +418,7 @@ impl InFar {
         }
     }
 
-    /// Whether all of it is far memory: the program has mapped nothing over it. A forked child does not know.
+    /// True if all of it is far memory: the program has mapped nothing over it. A forked child does not know.
     fn is_far(&self) -> Option<bool> {
         let _inside = enter()?;
         Some(Heap::running()?.region().is_far(self.start, ByteCount(self.len as u64)))

@@ -85,7 +85,7 @@ struct Process {
 }
 
 impl Process {
-    /// Whether the peak is above the limit, by more than what comes and goes before far memory has left.
+    /// True if the peak is above the limit, by more than what comes and goes before far memory has left.
     fn is_above(&self) -> bool {
         let most = |limit: ByteCount| limit.0 + limit.0 / OVER_PART;
         self.peak.zip(self.limit).is_some_and(|(peak, limit)| peak.0 > most(limit))
@@ -138,7 +138,7 @@ extern "C" fn _exit(status: libc::c_int) -> ! {
     }
 }
 
-/// Whether this process is the one that the library was loaded in, not a child that it forked.
+/// True if this process is the one that the library was loaded in, not a child that it forked.
 fn is_first_process() -> bool {
     settings().is_some_and(|settings| settings.process == std::process::id())
 }

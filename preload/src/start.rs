@@ -56,7 +56,7 @@ static SETTINGS: OnceLock<Settings> = OnceLock::new();
 pub(crate) struct Settings {
     conf: Option<String>,
     pub(crate) stats: bool,
-    /// Whether statistics are printed also when nothing was far.
+    /// True if statistics are printed also when nothing was far.
     pub(crate) first: bool,
     /// The process that the library was loaded in.
     pub(crate) process: u32,
@@ -163,7 +163,7 @@ fn bytes_of_variables() -> usize {
     parts.filter(is_writable).map(|part| part.p_memsz as usize).sum()
 }
 
-/// Whether this library's malloc is the program's, and its constructor has run. In a program with a malloc of its own
+/// True if this library's malloc is the program's, and its constructor has run. In a program with a malloc of its own
 /// none of the other functions does more than the C library's: that malloc calls them with its locks held, and they
 /// would come back to it, because the C library allocates what it needs for threads, libraries and files by the name.
 #[inline]
@@ -219,7 +219,7 @@ extern "C" fn in_child() {
     let _ = STATE.compare_exchange(STARTING, OVER, Ordering::Relaxed, Ordering::Relaxed);
 }
 
-/// Whether the heap has been started, or could not be: no allocation is counted any more.
+/// True if the heap has been started, or could not be: no allocation is counted any more.
 #[inline]
 pub(crate) fn is_over() -> bool {
     STATE.load(Ordering::Relaxed) == OVER
@@ -311,7 +311,7 @@ fn start() -> Result<(), farheap::Error> {
 /// Start and end of the loader's code; 0 where it is not known.
 static LOADER: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(0)];
 
-/// Whether code at an address is the loader's. What it allocates, all threads may touch: farheap's
+/// True if code at an address is the loader's. What it allocates, all threads may touch: farheap's
 /// own follow its lists when a library was loaded meanwhile.
 #[inline]
 pub(crate) fn is_loader(code: usize) -> bool {

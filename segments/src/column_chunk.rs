@@ -111,7 +111,7 @@ impl<T: Copy> Segment<T> {
         self.current.load().values.len()
     }
 
-    /// Whether there are no values.
+    /// True if there are no values.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -136,7 +136,7 @@ impl<T: Copy> Segment<T> {
         self.visits.take()
     }
 
-    /// Has the first values read ahead, if they are far.
+    /// Asks for the first values to be read ahead, if they are far.
     pub(super) fn read_soon(&self) {
         let from = self.current.load();
         ReadAhead::of(&from.values).reached(0);

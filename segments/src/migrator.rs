@@ -137,7 +137,7 @@ impl<'a> Migrator<'a> {
         self
     }
 
-    /// Has what goes to a far tier written to its device, whole chunks of 2 MiB past the tier's memory and the rest
+    /// Writes what goes to a far tier to its device, whole chunks of 2 MiB past the tier's memory and the rest
     /// behind the copying, so that what is in use there stays. For segments that make room
     /// for others and will not be read soon; without it, they stay in the memory of their tier until it is
     /// needed. What [`run`](Migrator::run) has moved last is still on its way when it returns:

@@ -76,7 +76,7 @@ impl Term {
         shown.saturating_sub(self.since)
     }
 
-    /// Whether it is over, and was at the look before. Between the two the caller has looked for
+    /// True if it is over, and was at the look before. Between the two the caller has looked for
     /// what it waits for.
     pub(crate) fn is_over(&mut self, shown: Duration, limit: Duration) -> bool {
         let is_over = self.age(shown) >= limit;

@@ -76,12 +76,12 @@ impl Gate {
         !self.broken.swap(false, Ordering::AcqRel)
     }
 
-    /// Whether threads of a kind are to stand still.
+    /// True if threads of a kind are to stand still.
     pub(crate) fn is_closed(&self, kind: Closed) -> bool {
         kind.is_in(self.word.load(Ordering::Acquire))
     }
 
-    /// Whether a fault of the thread that forks has opened the gate.
+    /// True if a fault of the thread that forks has opened the gate.
     pub(crate) fn is_broken(&self) -> bool {
         self.broken.load(Ordering::Acquire)
     }

@@ -64,7 +64,7 @@ impl ByteCount {
         self.0 as usize
     }
 
-    /// Whether the count is a power of two.
+    /// True if the count is a power of two.
     #[must_use]
     pub const fn is_power_of_two(self) -> bool {
         self.0.is_power_of_two()

@@ -8,7 +8,7 @@ use super::value::{
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
 use crate::for_options;
-use crate::paging::region::{Install, Mode, RegionConfig};
+use crate::paging::region::{Install, FaultMode, RegionConfig};
 use crate::store::{IoEngine, Wipe};
 use crate::sys::{environment, probe};
 use std::cell::LazyCell;
@@ -200,12 +200,12 @@ impl Config {
         self.far_limit
     }
 
-    /// Whether far memory may have all that the limit of the process leaves.
+    /// True if far memory may have all that the limit of the process leaves.
     pub(crate) fn far_is_auto(&self) -> bool {
         matches!(self.options.far_limit, Limit::Auto)
     }
 
-    /// Whether the limit on the process is one that somebody asked for.
+    /// True if the limit on the process is one that somebody asked for.
     pub(crate) fn asks_for_limit(&self) -> bool {
         !matches!(self.options.limit, Limit::Auto | Limit::Off)
     }
@@ -330,12 +330,12 @@ impl Options {
         if self.poll > Some(POLL_MAX) {
             return Err(invalid("poll", "must be `off` or at most 500us"));
         }
-        if self.user_mode == UserMode::RequireKernel && self.mode == Mode::InThread {
+        if self.user_mode == UserMode::RequireKernel && self.mode == FaultMode::InThread {
             let reason = "`require_kernel` conflicts with `mode:in_thread`, which serves no faults \
                           of kernel mode";
             return Err(invalid("user_mode", reason));
         }
-        if self.metadata == Metadata::Far && self.mode == Mode::InThread {
+        if self.metadata == Metadata::Far && self.mode == FaultMode::InThread {
             let reason = "`far` conflicts with `mode:in_thread`: jemalloc's locks are in it, and system \
                           calls on them would fail";
             return Err(invalid("metadata", reason));

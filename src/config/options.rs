@@ -8,7 +8,7 @@
 use super::value::{Limit, Metadata, UserMode, Value, suggest};
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
-use crate::paging::region::{Install, Mode};
+use crate::paging::region::{Install, FaultMode};
 use crate::store::{IoEngine, Wipe};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -179,9 +179,9 @@ macro_rules! for_options {
             "whether sequential and strided faults read the pages to come",
             { region c switch readahead, "", "", "access is random" };
 
-        /// Default: [`Mode::Handler`]. [`Mode::InThread`] has the lowest latency where far pointers
+        /// Default: [`FaultMode::Handler`]. [`FaultMode::InThread`] has the lowest latency where far pointers
         /// never reach a system call.
-        mode: value(Mode) = Mode::Handler,
+        mode: value(FaultMode) = FaultMode::Handler,
             "which threads resolve faults",
             { region c text mode, "", "", "far buffers never reach system calls" };
 
@@ -228,7 +228,7 @@ macro_rules! for_options {
         /// The process then ends with a message that names the address and the cause when a block is freed or resized twice,
         /// in its middle, with another size, or when it is no block of farheap. What was written behind a block's end is found
         /// when it is freed, what was written to a freed block when its memory is given back. This is so for local and far memory,
-        /// from the first heap with this option to the end of the process. Blocks of an `Arena` and of
+        /// from the first heap with this option to the end of the process. Blocks of a `Bump` and of
         /// sub-allocators are not looked at.
         ///
         /// Default: off. Set it to look for the program's errors. Every block takes at least 16 bytes more and 1/16 of its size in

@@ -4,7 +4,7 @@
 
 use crate::base::error::Error;
 use crate::base::units::ByteCount;
-use crate::paging::region::Mode;
+use crate::paging::region::FaultMode;
 use crate::store::Wipe;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -36,7 +36,7 @@ pub enum Metadata {
     Local,
     /// In the tier itself, under its limit. An allocation or a free that needs a part which has left waits for the
     /// device with jemalloc's locks held. It needs the kernel's own faults, and not
-    /// [`Mode::InThread`]: a lock may be passed to a system call. A forked child does not inherit the
+    /// [`FaultMode::InThread`]: a lock may be passed to a system call. A forked child does not inherit the
     /// tier, and ends with SIGSEGV as soon as `fork` returns or before; programs started without a copy of the
     /// process, as by [`std::process::Command`], are not concerned.
     Far,
@@ -50,7 +50,7 @@ pub enum UserMode {
     /// The heap starts, and no allocation of the global allocator goes far by its size, because any
     /// of them may be the buffer of a system call. Only explicit requests go far: the handle
     /// [`Far`](crate::Far), a [`scope`](crate::scope()), temporary memory. Start-up says so on
-    /// standard error. With [`Mode::InThread`] sizes decide all the same, because that mode is
+    /// standard error. With [`FaultMode::InThread`] sizes decide all the same, because that mode is
     /// chosen by programs whose far memory never reaches a system call.
     #[default]
     Auto,
@@ -118,7 +118,7 @@ names! {
         "auto" UserMode::Auto, "far" UserMode::Far, "require_kernel" UserMode::RequireKernel
     }
     Metadata { "local" Metadata::Local, "far" Metadata::Far }
-    Mode { "handler" Mode::Handler, "in_thread" Mode::InThread }
+    FaultMode { "handler" FaultMode::Handler, "in_thread" FaultMode::InThread }
     Wipe { "off" Wipe::Off, "discard" Wipe::Discard, "zero" Wipe::Zero }
 }
 

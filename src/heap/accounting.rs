@@ -3,7 +3,7 @@
 //! [`TierMemory`] is a snapshot: blocks, pages and metadata by jemalloc's statistics, RAM by the region's.
 //! Uses `jemalloc`; made by `far_arena`, `far_arenas` and `tiers`, completed by the runtime.
 
-use super::jemalloc::Arena;
+use super::jemalloc::JemallocArena;
 use crate::base::statistics::statistics;
 use crate::base::units::ByteCount;
 
@@ -59,7 +59,7 @@ impl TierMemory {
 
     /// Jemalloc's account of an arena, as of its last epoch; `resident_bytes` is that of the metadata.
     /// Zeros for an arena that is gone.
-    pub(super) fn of_arena(arena: Arena) -> TierMemory {
+    pub(super) fn of_arena(arena: JemallocArena) -> TierMemory {
         let Ok(bytes) = arena.bytes() else { return TierMemory::default() };
         let of_pages = bytes.active + bytes.dirty;
         TierMemory {

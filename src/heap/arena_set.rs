@@ -9,7 +9,7 @@ use super::accounting::TierMemory;
 use super::far_arena::FarArena;
 use super::far_options::FarArenasOptions;
 use super::hooks::{self, ExtentSource};
-use super::jemalloc::{self, Arena};
+use super::jemalloc::{self, JemallocArena};
 use super::thread_cache::magazine;
 use crate::base::error::Result;
 use crate::base::units::ByteCount;
@@ -45,8 +45,8 @@ impl ArenaSet {
         &self.arenas[index % self.arenas.len()]
     }
 
-    /// Whether an arena of jemalloc is one of the tier.
-    pub(super) fn owns(&self, arena: Arena) -> bool {
+    /// True if an arena of jemalloc is one of the tier.
+    pub(super) fn owns(&self, arena: JemallocArena) -> bool {
         self.arenas.iter().any(|far| far.arena() == arena)
     }
 

@@ -331,13 +331,13 @@ unsafe fn usable_size_elsewhere(ptr: NonNull<u8>) -> usize {
     unsafe { jemalloc::size_of_block(ptr.as_ptr()) }
 }
 
-/// Whether far memory is being handed out: a heap runs, and this is not a forked child.
+/// True if far memory is being handed out: a heap runs, and this is not a forked child.
 #[must_use]
 pub fn serves_far() -> bool {
     tiers::default_tier().is_some()
 }
 
-/// Has the calling thread keep in memory, from the end of its function on, what the kernel reads and writes after that for a thread that ends:
+/// Keeps in memory, from the end of the calling thread's function on, what the kernel reads and writes after that for a thread that ends:
 /// the robust mutexes that it holds, and the word by which others wait for it. Threads that allocate far memory do so by
 /// themselves; this is for others that use some.
 ///

@@ -34,7 +34,7 @@ struct Kept {
 static KEPT: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Has what threads need at their end kept from now on.
+/// Keeps what threads need at their end, from now on.
 pub(super) fn watch(keeper: Keeper) {
     // Set before: the functions are the same.
     let _ = KEEPER.set(keeper);

@@ -1,4 +1,4 @@
-//! Whether a far tier is open, and how many threads are inside of its shared path.
+//! State of a far tier, open or closed, and how many threads are inside of its shared path.
 //!
 //! A thread that has a cache is inside while its cache is busy; one without is counted here. Used by
 //! `far_arenas`; closing a tier waits until nobody is inside.
@@ -44,7 +44,7 @@ impl Entry {
         self.closed.store(closed, SeqCst);
     }
 
-    /// Whether no thread is inside the shared path.
+    /// True if no thread is inside the shared path.
     pub(super) fn is_empty(&self) -> bool {
         self.inside.load(SeqCst) == 0
     }

@@ -12,7 +12,7 @@
 use super::accounting::TierMemory;
 use super::far_options::FarArenasOptions;
 use super::hooks::{ExtentSource, Hooks};
-use super::jemalloc::{self, Arena};
+use super::jemalloc::{self, JemallocArena};
 use crate::base::error::Result;
 use crate::base::units::ByteCount;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ const GROW_MIN: usize = 2 << 20;
 
 /// See the module's documentation.
 pub(super) struct FarArena {
-    arena: Arena,
+    arena: JemallocArena,
     hooks: Box<Hooks>,
     /// Source of its metadata; `None`: that is local.
     metadata: Option<Box<Hooks>>,
@@ -51,7 +51,7 @@ impl FarArena {
         let serving = metadata.as_ref().map_or_else(jemalloc::local_metadata, |far| far.as_table());
         // SAFETY: the boxes keep their place, and live as long as the tier: for ever. On the way
         // out below the arena goes first.
-        let arena = unsafe { Arena::create(hooks.as_table(), serving) }?;
+        let arena = unsafe { JemallocArena::create(hooks.as_table(), serving) }?;
         let configured = configure(arena, source.span(), options);
         if let Err(error) = configured {
             // SAFETY: nothing has been allocated from the arena.
@@ -61,7 +61,7 @@ impl FarArena {
         Ok(FarArena { arena, hooks, metadata })
     }
 
-    pub(super) fn arena(&self) -> Arena {
+    pub(super) fn arena(&self) -> JemallocArena {
         self.arena
     }
 
@@ -102,7 +102,7 @@ impl FarArena {
     /// [`Error::Jemalloc`](crate::Error::Jemalloc).
     ///
     /// # Safety
-    /// As for [`Arena::destroy`].
+    /// As for [`JemallocArena::destroy`].
     pub(super) unsafe fn destroy(&self) -> Result<()> {
         // SAFETY: as the caller promises.
         unsafe { self.arena.destroy() }
@@ -110,7 +110,7 @@ impl FarArena {
 }
 
 /// Sets what makes an arena a far one.
-fn configure(arena: Arena, span: usize, options: &FarArenasOptions) -> Result<()> {
+fn configure(arena: JemallocArena, span: usize, options: &FarArenasOptions) -> Result<()> {
     let decay_ms = isize::try_from(options.decay.as_millis()).unwrap_or(isize::MAX);
     // Nothing goes muzzy: there is no lazy purge, dirty extents are decommitted.
     arena.set_decay(decay_ms, 0)?;

@@ -62,7 +62,7 @@ thread_local! {
     static REFUSED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether giving everything free back again is in vain: it just was, and this thread panics. A
+/// True if giving everything free back again is in vain: it just was, and this thread panics. A
 /// backtrace in a far scope allocates thousands of times, and each attempt takes milliseconds.
 fn gives_up() -> bool {
     REFUSED.get() && placement::reports_failure()
@@ -151,7 +151,7 @@ impl FarArenas {
         self.options.threshold
     }
 
-    /// Whether `addr` lies in the tier's reservation.
+    /// True if `addr` lies in the tier's reservation.
     #[inline]
     pub(super) fn contains(&self, addr: usize) -> bool {
         addr.wrapping_sub(self.place.base) < self.place.span

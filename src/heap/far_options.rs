@@ -28,7 +28,7 @@ pub(crate) struct FarArenasOptions {
     pub(crate) decay: Duration,
     /// Maximum number of dirty bytes; less under a small limit.
     pub(crate) dirty_max: ByteCount,
-    /// Whether jemalloc's metadata of the tier is far memory of the tier.
+    /// True if jemalloc's metadata of the tier is far memory of the tier.
     pub(crate) metadata_is_far: bool,
     /// Bytes that all threads together may keep of freed objects.
     pub(crate) cache_max: ByteCount,

@@ -123,7 +123,7 @@ pub(super) unsafe fn allocate(
     }
 }
 
-/// Whether the policy says that a block is local, and it is [plain](local::is_plain): as many answers as can be had
+/// True if the policy says that a block is local, and it is [plain](local::is_plain): as many answers as can be had
 /// for one look at the thread and one at the tiers. That it is small need not be asked: both say so.
 #[inline]
 fn is_plain_local(layout: Layout) -> bool {

@@ -54,7 +54,7 @@ pub struct Far;
 pub struct Local;
 
 impl Far {
-    /// Whether `ptr` points into far memory, of whichever tier.
+    /// True if `ptr` points into far memory, of whichever tier.
     #[must_use]
     pub fn contains<T>(ptr: *const T) -> bool {
         is_far(ptr.cast())

@@ -86,7 +86,7 @@ pub(crate) trait ExtentSource: Send + Sync {
     /// Ends a pin; of memory that was given back meanwhile there is none.
     fn unpin(&self, _ptr: *const u8, _len: ByteCount) {}
 
-    /// Whether it has memory to spare: what is free, and kept for a while, costs nobody anything then.
+    /// True if it has memory to spare: what is free, and kept for a while, costs nobody anything then.
     fn has_plenty(&self) -> bool {
         false
     }
@@ -155,7 +155,7 @@ impl Hooks {
         ByteCount(self.committed.load(Relaxed))
     }
 
-    /// Whether the source can be used: not in a forked child, which has no part of it.
+    /// True if the source can be used: not in a forked child, which has no part of it.
     fn is_here(&self) -> bool {
         self.born.is_here()
     }
@@ -245,7 +245,7 @@ fn note_commit_refused() {
     NOTES.with(|notes| notes.commit_refused.set(true));
 }
 
-/// Whether a source has refused to commit since the last call.
+/// True if a source has refused to commit since the last call.
 pub(super) fn take_commit_refused() -> bool {
     NOTES.with(|notes| notes.commit_refused.take())
 }

@@ -1,6 +1,6 @@
 //! jemalloc, typed: allocation flags, arenas, explicit thread caches and their controls.
 //!
-//! [`Flags`] says where an allocation goes, [`Arena`] and [`Cache`] own the two things that are
+//! [`Flags`] says where an allocation goes, [`JemallocArena`] and [`Cache`] own the two things that are
 //! created at run time, [`options`] asks how jemalloc was built and configured. The rest of the heap names no control
 //! by string. Lowest part of the heap; uses `base` and `sys` only.
 //!
@@ -59,7 +59,7 @@ impl Flags {
         Flags(ffi::MALLOCX_ARENA(arena as usize) | ffi::MALLOCX_TCACHE(cache as usize))
     }
 
-    /// Whether jemalloc's natural alignment of `size` is `align` or more.
+    /// True if jemalloc's natural alignment of `size` is `align` or more.
     #[inline]
     pub(crate) const fn is_natural(size: usize, align: usize) -> bool {
         align <= ALIGN_FREE || (align == ALIGN_FREE_ABOVE && size > ALIGN_FREE)
@@ -134,7 +134,7 @@ pub(crate) unsafe fn size_of_block(ptr: *const u8) -> usize {
     unsafe { ffi::sallocx(ptr.cast(), 0) }
 }
 
-/// Whether jemalloc has memory at an address: one that it has not, [`free`] and [`size_of_block`] must not be asked
+/// True if jemalloc has memory at an address: one that it has not, [`free`] and [`size_of_block`] must not be asked
 /// about. Takes the lock of its controls.
 pub(crate) fn knows(ptr: *const u8) -> bool {
     // SAFETY: takes a pointer, which may be any, and yields an `unsigned`.
@@ -234,7 +234,7 @@ unsafe extern "C" fn unmap_metadata(
 
 /// One arena with hooks of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Arena(u32);
+pub(crate) struct JemallocArena(u32);
 
 /// Content of an arena, in jemalloc pages; as of the last [`advance_epoch`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -262,7 +262,7 @@ pub(crate) struct ArenaBytes {
     pub(crate) retained: usize,
 }
 
-impl Arena {
+impl JemallocArena {
     /// Creates an arena whose data extents come from `hooks`, and whose metadata from others: that of
     /// [`local_metadata`] or of a tier.
     ///
@@ -275,14 +275,14 @@ impl Arena {
     pub(crate) unsafe fn create(
         hooks: *mut extent_hooks_t,
         metadata: *mut extent_hooks_t,
-    ) -> Result<Arena> {
+    ) -> Result<JemallocArena> {
         // SAFETY: `arenas.create` takes a pointer to hooks, which the caller keeps valid, and yields an
         // `unsigned`.
         let index: u32 = unsafe { control!(c"arenas.create").exchange(metadata) }?;
         // Hooks given at creation serve the arena's metadata, those given later its data only.
         // SAFETY: takes a pointer to hooks, which the caller keeps valid.
         unsafe { control!(c"arena.0.extent_hooks").write(&[(1, index)], hooks) }?;
-        Ok(Arena(index))
+        Ok(JemallocArena(index))
     }
 
     /// jemalloc's index of the arena.
@@ -449,10 +449,10 @@ pub(crate) fn address_tree() -> Result<ByteCount> {
 ///
 /// # Errors
 /// [`Error::Jemalloc`].
-pub(crate) fn arenas() -> Result<impl Iterator<Item = Arena>> {
+pub(crate) fn arenas() -> Result<impl Iterator<Item = JemallocArena>> {
     // SAFETY: yields an `unsigned`.
     let count: u32 = unsafe { control!(c"arenas.narenas").read(&[]) }?;
-    Ok((0..count).map(Arena))
+    Ok((0..count).map(JemallocArena))
 }
 
 /// Parts of a control's name, with dots between them.

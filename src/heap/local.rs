@@ -48,7 +48,7 @@ pub(super) unsafe fn allocate(layout: Layout, fill: Fill) -> *mut u8 {
     unsafe { allocate_new(layout.size(), layout.align(), fill) }
 }
 
-/// Whether a small block needs no alignment that its size does not have: most are so.
+/// True if a small block needs no alignment that its size does not have: most are so.
 #[inline]
 pub(super) fn is_plain(layout: Layout) -> bool {
     strict_assert!(layout.size() <= magazine::SMALL_MAX, "{layout:?} is not small");
@@ -128,7 +128,7 @@ pub(crate) fn set_cache_max(most: ByteCount) {
     CACHES.set_max(most.min(thread_cache::suited(CACHE_MAX, CACHE_MAX_MORE)));
 }
 
-/// Has every block come from jemalloc by the way of large ones, and caches keep none.
+/// Makes every block come from jemalloc by the way of large ones, and caches keep none.
 pub(super) fn keep_nothing() {
     SMALL_UP_TO.store(0, Relaxed);
     set_cache_max(ByteCount::ZERO);

@@ -105,7 +105,7 @@ impl Tier {
         (rest < Tier::BIT).then_some(Tier { number: rest >> 3, slot: (rest & 7) as u8 })
     }
 
-    /// Whether it is the default tier's, or made to become it.
+    /// True if it is the default tier's, or made to become it.
     pub(crate) fn is_default(self) -> bool {
         self.slot() == 0
     }
@@ -117,7 +117,7 @@ impl Tier {
     }
 }
 
-/// Whether new memory must be zero.
+/// Content that new memory must have: zeros, or any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fill {
     /// Contents do not matter.
@@ -253,7 +253,7 @@ pub(crate) fn pin_thread_local() {
     std::mem::forget(pin());
 }
 
-/// Whether what the policy sends far, and far memory refuses, is to be local: on a thread that panics.
+/// True if what the policy sends far, and far memory refuses, is to be local: on a thread that panics.
 ///
 /// Else the panic could not be reported: a backtrace takes blocks of hundreds of KiB, which are far
 /// by their size, and in a far scope so is each of its strings; an allocation that fails during a

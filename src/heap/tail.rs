@@ -49,7 +49,7 @@ const FREED: u8 = 2;
 static ON: AtomicBool = AtomicBool::new(false);
 static TABLE: [AtomicPtr<AtomicU8>; LEAVES] = [const { AtomicPtr::new(ptr::null_mut()) }; LEAVES];
 
-/// Whether the process looks for wrong frees.
+/// True if the process looks for wrong frees.
 #[inline]
 pub(super) fn is_on() -> bool {
     ON.load(Acquire) // Pairs with the Release in `begin`.
@@ -99,7 +99,7 @@ pub(super) fn try_free(ptr: *const u8) -> bool {
     state_of(ptr, false).is_some_and(is_block)
 }
 
-/// Whether a block with a tail begins there.
+/// True if a block with a tail begins there.
 pub(super) fn is_block(ptr: *const u8) -> bool {
     state_of(ptr, false).is_some_and(|state| state.load(Acquire) == BLOCK)
 }
@@ -181,7 +181,7 @@ pub(super) unsafe fn sizes_of(ptr: *const u8) -> (usize, usize) {
     (size, asked)
 }
 
-/// Whether bytes have a value.
+/// True if bytes have a value.
 ///
 /// # Safety
 /// They can be read, and nobody writes to them meanwhile.

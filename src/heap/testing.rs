@@ -35,9 +35,9 @@ pub(crate) struct TestSource {
     pub(crate) commits: AtomicU64,
     pub(crate) decommits: AtomicU64,
     pages: Ranked<Box<[State]>>,
-    /// Whether uncommitted pages are protected, at the price of a system call each way.
+    /// True if uncommitted pages are protected, at the price of a system call each way.
     protects: bool,
-    /// Whether it says that memory is plentiful.
+    /// True if it says that memory is plentiful.
     pub(crate) has_plenty: AtomicBool,
 }
 

@@ -122,7 +122,7 @@ impl Block {
         assert_eq!(found, None, "byte of {:?}", self.layout);
     }
 
-    /// Whether there was memory for it.
+    /// True if there was memory for it.
     fn resize(&mut self, size: usize) -> bool {
         // SAFETY: our allocation; tests use no empty layouts.
         let ptr = unsafe { HEAP.realloc(self.ptr, self.layout, size) };

@@ -22,7 +22,7 @@ use super::accounting::TierMemory;
 use super::ending::{self, Keeper};
 use super::far_arenas::{ClosedArenas, FarArenas};
 use super::hooks::ExtentSource;
-use super::jemalloc::{self, Arena};
+use super::jemalloc::{self, JemallocArena};
 use super::placement::{self, SMALL_END, TIERS_MAX, Tier};
 use super::{local, tail};
 use crate::base::error::{Error, Result};
@@ -157,7 +157,7 @@ pub(super) fn look_at_every_free() {
     ALL.high.store(usize::MAX, Release);
 }
 
-/// Has the bounds include all tiers, and no more.
+/// Sets the bounds to those of all tiers together.
 fn set_bounds() {
     let (mut low, mut high) = if tail::is_on() { (0, usize::MAX) } else { (usize::MAX, 0) };
     for (first, end) in all_known().map(FarArenas::bounds) {
@@ -180,13 +180,13 @@ pub(crate) extern "C" fn leave_to_parent() {
     }
 }
 
-/// Whether this process was forked from one with a far tier.
+/// True if this process was forked from one with a far tier.
 #[inline]
 pub(crate) fn is_left_to_parent() -> bool {
     ALL.is_inherited.load(Relaxed)
 }
 
-/// Whether this process was forked from one with far tiers, and can use what it has inherited: of all of
+/// True if this process was forked from one with far tiers, and can use what it has inherited: of all of
 /// them, for it cannot copy what it cannot read.
 pub(super) fn inherits() -> bool {
     is_left_to_parent() && all_known().all(|tier| fork::is_inherited(tier.bounds().0))
@@ -235,7 +235,7 @@ fn all_known() -> impl Iterator<Item = &'static FarArenas> {
     (0..TIERS_MAX).filter_map(known)
 }
 
-/// Whether an address is within the bounds of all tiers: a local one mostly is not.
+/// True if an address is within the bounds of all tiers: a local one mostly is not.
 #[inline]
 pub(super) fn may_be_far(ptr: *const u8) -> bool {
     let addr = ptr.addr();
@@ -283,7 +283,7 @@ fn origin_elsewhere(addr: usize) -> Origin {
     }
 }
 
-/// Whether `ptr` points into far memory.
+/// True if `ptr` points into far memory.
 #[inline]
 pub(super) fn is_far(ptr: *const u8) -> bool {
     !matches!(origin(ptr), Origin::Local)
@@ -296,12 +296,12 @@ pub(super) fn is_far(ptr: *const u8) -> bool {
 /// that of the default tier.
 pub(crate) fn maintain_local() {
     local::maintain();
-    for_local_arenas(Arena::decay);
+    for_local_arenas(JemallocArena::decay);
 }
 
 /// Does something for each arena of local memory.
-fn for_local_arenas(each: impl FnMut(Arena)) {
-    let is_local = |arena: &Arena| !all_known().any(|tier| tier.arenas().owns(*arena));
+fn for_local_arenas(each: impl FnMut(JemallocArena)) {
+    let is_local = |arena: &JemallocArena| !all_known().any(|tier| tier.arenas().owns(*arena));
     jemalloc::arenas().into_iter().flatten().filter(is_local).for_each(each);
 }
 

@@ -56,7 +56,7 @@ impl Budget {
         self.charged.fetch_add(0, Ordering::AcqRel);
     }
 
-    /// Whether a charge that was just made is still within the limit; takes it back if not, and
+    /// Fails if a charge that was just made is no longer within the limit: takes it back, and
     /// returns how much of it that was: somebody may have taken back more than was charged.
     fn stands(&self, after: u64, headroom: u64, bytes: u64) -> Result<(), ByteCount> {
         if after.saturating_add(headroom) > self.limit.load(Ordering::Relaxed) {

@@ -63,7 +63,7 @@ impl<T: Zeroed> LazyArray<T> {
         Ok(LazyArray { mapping, len, _owns: PhantomData })
     }
 
-    /// Whether forked children have a copy of the array, as it is at the fork.
+    /// Lets forked children have a copy of the array as it is at the fork, or none.
     ///
     /// # Errors
     /// [`Error::Os`] when the process has too many mappings.

@@ -76,7 +76,7 @@ impl Region {
         zeroing::clear(&self.pager, offset, offset + len)
     }
 
-    /// Whether an access to a page needs no device: it is resident, or holds nothing.
+    /// True if an access to a page needs no device: it is resident, or holds nothing.
     #[must_use]
     pub fn is_at_hand(&self, ptr: *const u8) -> bool {
         let page =
@@ -84,7 +84,7 @@ impl Region {
         page.is_ok_and(|word| matches!(word.state(), State::Resident | State::Empty))
     }
 
-    /// Whether pages can be filled without evicting others, now and for a while.
+    /// True if pages can be filled without evicting others, now and for a while.
     #[must_use]
     pub fn has_room(&self) -> bool {
         self.pager.pool().available() > self.pager.pool().watermarks().high()
@@ -164,7 +164,7 @@ impl Region {
     }
 
     /// [`prefetch_many`](Region::prefetch_many) for stores that answer at once, as memory does: in
-    /// [in-thread mode](crate::paging::config::Mode::InThread) the calling thread reads the pages itself, one after
+    /// [in-thread mode](crate::paging::config::FaultMode::InThread) the calling thread reads the pages itself, one after
     /// the other, and nobody is woken. A page costs what its fault would, without the exception, the
     /// signal and the return from it. Pages for which there is no room at the moment are left out.
     /// With handler threads it is `prefetch_many`.
@@ -222,7 +222,7 @@ impl Region {
         if end.0 == 0 { Ok(()) } else { evict_pages(self, PageId(0), end) }
     }
 
-    /// Has the device space of all freed pages given back soon, by the evictor. By itself it waits until
+    /// Asks the evictor to give back the device space of all freed pages soon. By itself it waits until
     /// the device has been quiet for half a second, because giving space back holds up reads, or until
     /// more has been freed than is stored for two seconds.
     pub fn return_space(&self) {
@@ -317,7 +317,7 @@ impl Region {
     }
 }
 
-/// Has the evictor take pages out, and waits for that.
+/// Asks the evictor to take pages out, and waits for that.
 fn evict_pages(region: &Region, first: PageId, count: PageCount) -> Result<()> {
     if !region.requests.evict(first, count, || region.pager.pool().waiters().call_evictor()) {
         return Err(Error::NotRunning);

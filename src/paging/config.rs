@@ -43,7 +43,7 @@ pub(in crate::paging) struct Moves {
 }
 
 impl Install {
-    /// Whether fills and evictions use MOVE.
+    /// Decides if fills and evictions use MOVE.
     pub(in crate::paging) fn resolve(self, page_bytes: usize, kernel_moves: bool) -> Result<Moves> {
         match self {
             // The kernel clears what a frame that is moved in gets as new memory, which costs more
@@ -64,7 +64,7 @@ impl Install {
 /// Which thread serves a fault.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mode {
+pub enum FaultMode {
     /// Handler threads. System calls may touch far memory that is not resident.
     #[default]
     Handler,
@@ -108,7 +108,7 @@ settings! {
         /// Sets which threads serve faults.
         ///
         /// Default: handler threads.
-        mode: value(Mode) = Mode::Handler,
+        mode: value(FaultMode) = FaultMode::Handler,
         /// Sets how pages are installed and evicted.
         ///
         /// Default: by page size.

@@ -130,13 +130,13 @@ fn run_to_fill(pager: &Pager, requests: &Requests) -> Option<FrameId> {
     None
 }
 
-/// Whether a chunk has no content, as far as can be seen without its latch.
+/// True if a chunk has no content, as far as can be seen without its latch.
 fn holds_nothing(memory: &RegionMemory, chunk: ChunkId) -> bool {
     let is_empty = |page: PageId| memory.table().word(page).load().state() == State::Empty;
     memory.chunks().is_closed(chunk) && memory.table().pages_of_chunk(chunk).all(is_empty)
 }
 
-/// Has the pages of a chunk that holds nothing cool in a run of frames. `false`: nothing has changed.
+/// Lets the pages of a chunk that holds nothing cool in a run of frames. `false`: nothing has changed.
 fn cool(pager: &Pager, chunk: ChunkId, run: FrameId) -> bool {
     // As for a fault on an empty page: the tables stay until the words keep them.
     let Some(_entered) = pager.chunks().enter(chunk) else { return false };

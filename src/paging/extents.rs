@@ -182,7 +182,7 @@ impl Extents {
         Ok(len - free)
     }
 
-    /// Whether all of a range lies in the region, and the program has mapped nothing over it.
+    /// True if all of a range lies in the region, and the program has mapped nothing over it.
     pub(in crate::paging) fn is_far(&self, ptr: NonNull<u8>, len: ByteCount) -> bool {
         self.offset_of(ptr.as_ptr(), len.as_usize()).is_ok()
             && self.pager.mapper().owns(ptr.as_ptr() as usize, len.as_usize())
@@ -236,7 +236,7 @@ impl Extents {
         Error::Device { path: store.describe().into(), reason }
     }
 
-    /// Whether limit and device can keep so much, of `capacity` pages, and describe it.
+    /// Checks that limit and device can keep so much, of `capacity` pages, and describe it.
     ///
     /// # Errors
     /// [`Error::StoreFull`], [`Error::LimitExceeded`].
@@ -299,7 +299,7 @@ impl Extents {
         }
     }
 
-    /// Has the program own a range of its choice, for which see [`Region::claim_part_pages`].
+    /// Gives the program a range of its choice, for which see [`Region::claim_part_pages`].
     ///
     /// # Errors
     /// As there.
@@ -372,7 +372,7 @@ impl Extents {
         }
     }
 
-    /// Whether a page's content is elsewhere than in the region, or lost.
+    /// True if a page's content is elsewhere than in the region, or lost.
     fn is_away(&self, page: PageId) -> bool {
         use State::{Cooling, Filling, Poisoned, Stored, Writing};
         let state = self.pager.word(page).load().state();

@@ -58,7 +58,7 @@ pub(in crate::paging) enum CloseOutcome {
     None,
 }
 
-/// Whether memory around an `Empty` page is being used densely, so that the chunk is worth
+/// True if memory around an `Empty` page is being used densely, so that the chunk is worth
 /// opening: a neighbouring page or chunk is in use.
 fn is_dense(memory: &RegionMemory, page: PageId, chunk: ChunkId) -> bool {
     // A neighbour in another chunk may have left: an evictor that keeps up with a thread which fills memory in
@@ -213,7 +213,7 @@ fn let_go(table: &PageTable, pages: impl Iterator<Item = PageId>) {
     pages.for_each(|page| table.publish(page, Word::moving(None), Word::EMPTY));
 }
 
-/// Whether a mapped page is as the kernel would have filled it: one that has given its slot up may be protected.
+/// True if a mapped page is as the kernel would have filled it: one that has given its slot up may be protected.
 fn is_plain(word: Word) -> bool {
     word.slot().is_none() && word.pins() == 0 && !word.protected()
 }
@@ -374,7 +374,7 @@ pub(in crate::paging) fn close_into(pager: &Pager, chunk: ChunkId, first: FrameI
     CloseOutcome::Taken
 }
 
-/// Whether all pages of a chunk, latched and registered, are there.
+/// True if all pages of a chunk, latched and registered, are there.
 fn is_whole(memory: &RegionMemory, chunk: ChunkId) -> bool {
     let mut there = [false; CHUNK / KERNEL_PAGE];
     let pagemap = memory.chunks().pagemap().expect("chunks are opened only with a pagemap");
@@ -400,7 +400,7 @@ fn move_chunk(pager: &Pager, chunk: ChunkId, first: FrameId) -> bool {
     true
 }
 
-/// Has all pages of a latched chunk, which are `Moving` by this thread, cool in the run of frames that begins with
+/// Lets all pages of a latched chunk, which are `Moving` by this thread, cool in the run of frames that begins with
 /// `first` and has their content.
 pub(in crate::paging) fn cool_all(memory: &RegionMemory, chunk: ChunkId, first: FrameId) {
     let mut policy = memory.policy().lock();
@@ -411,7 +411,7 @@ pub(in crate::paging) fn cool_all(memory: &RegionMemory, chunk: ChunkId, first: 
     }
 }
 
-/// Has the kernel fill a latched chunk without asking. `false`: the process has too many mappings, and
+/// Lets the kernel fill a latched chunk without asking. `false`: the process has too many mappings, and
 /// nothing has changed.
 fn leave_to_kernel(memory: &RegionMemory, chunk: ChunkId) -> bool {
     memory.mapper().leave_to_kernel(memory.table().chunk_addr(chunk), CHUNK)
@@ -475,7 +475,7 @@ pub(in crate::paging) fn drop_part_in_open(pager: &Pager, page: PageId, part: Pi
     true
 }
 
-/// Whether a page reads as zero: nothing is mapped there, and nothing is stored.
+/// True if a page reads as zero: nothing is mapped there, and nothing is stored.
 pub(in crate::paging) fn holds_nothing(memory: &RegionMemory, page: PageId) -> bool {
     let chunk = memory.table().chunk_of(page);
     let seen = memory.chunks().look(chunk);

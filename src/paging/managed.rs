@@ -21,7 +21,7 @@
 use crate::base::error::Result;
 use crate::base::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::base::units::ByteCount;
-use crate::limit::manager::{Account, Effort, MemoryManager};
+use crate::limit::manager::{Account, ReclaimCost, MemoryManager};
 use std::time::{Duration, Instant};
 
 const IDLE: u32 = 0;
@@ -145,7 +145,7 @@ impl Managed {
 
     // Asking.
 
-    /// Whether what is missing may come from others, who are asked for it. The evictor leaves its
+    /// True if what is missing may come from others, who are asked for it. The evictor leaves its
     /// own pages alone meanwhile. `exhausted`: it has none left.
     pub(in crate::paging) fn others_may_give(&self, missing: u64, exhausted: bool) -> bool {
         let Some(account) = self.account.as_ref().filter(|account| account.may_ask()) else {
@@ -165,8 +165,8 @@ impl Managed {
             _ => {
                 self.set_help(ASKED);
                 // Nothing of its own left: others have to write theirs.
-                let effort = if exhausted { Effort::Write } else { Effort::Clean };
-                account.ask(ByteCount(missing), effort);
+                let cost = if exhausted { ReclaimCost::WriteBack } else { ReclaimCost::Reread };
+                account.ask(ByteCount(missing), cost);
                 true
             }
         }

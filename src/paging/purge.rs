@@ -86,7 +86,7 @@ impl Purge {
         *self.thread.lock() = thread;
     }
 
-    /// Whether the thread was called and has not answered.
+    /// True if the thread was called and has not answered.
     pub(crate) fn is_called(&self) -> bool {
         self.called.load(Ordering::Acquire)
     }

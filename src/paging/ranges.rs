@@ -191,7 +191,7 @@ impl RangeAllocator {
         Ok(())
     }
 
-    /// Whether all of a range is committed.
+    /// True if all of a range is committed.
     pub(in crate::paging) fn is_live(&self, offset: usize, len: usize) -> bool {
         self.state.lock().is_live(units(offset, len))
     }

@@ -19,7 +19,7 @@
 
 #![expect(unsafe_code, reason = "wipes the store at the end, promises that far memory is memory")]
 
-pub use crate::paging::config::{Install, Mode, RegionConfig};
+pub use crate::paging::config::{Install, FaultMode, RegionConfig};
 // For the simulation of policies, a benchmark.
 #[doc(hidden)]
 pub use crate::paging::evict::policy;
@@ -237,7 +237,7 @@ pub(crate) fn create(
         limits: TwoLimits::new(config.limit),
     };
     let evict = Work { state: evictor, run: Evictor::run };
-    if config.mode == Mode::InThread {
+    if config.mode == FaultMode::InThread {
         crate::paging::fault::sigbus::list(&region.pager)?;
     }
     let (begun, all_begun) = std::sync::mpsc::channel();
@@ -338,7 +338,7 @@ impl Region {
         Ok(start)
     }
 
-    /// Has the program own a range of its choice, in units of 4 KiB, because it is about to map something there
+    /// Gives the program a range of its choice, in units of 4 KiB, because it is about to map something there
     /// (`MAP_FIXED`): what is free of it is nobody else's until it is [taken back](Region::unmap_part_pages). Returns
     /// how many bytes that were. `None`: not all of the range is free, and it was to be (`all_free`).
     ///
@@ -372,7 +372,7 @@ impl Region {
         Ok(ByteCount(mapped as u64))
     }
 
-    /// Whether all of a range is far memory still: in this region, and nothing mapped over it by the program.
+    /// True if all of a range is far memory still: in this region, and nothing mapped over it by the program.
     #[doc(hidden)]
     #[must_use]
     pub fn is_far(&self, ptr: NonNull<u8>, len: ByteCount) -> bool {
@@ -396,7 +396,7 @@ impl Region {
         self.extents.end();
     }
 
-    /// Whether an address lies in this region.
+    /// True if an address lies in this region.
     #[must_use]
     pub fn contains(&self, ptr: *const u8) -> bool {
         self.addresses().contains(&(ptr as usize))
@@ -409,7 +409,7 @@ impl Region {
         start..start + self.pager.table().len()
     }
 
-    /// Whether this process made the region, and not the one that it was forked from.
+    /// True if this process made the region, and not the one that it was forked from.
     #[must_use]
     pub fn is_here(&self) -> bool {
         self.pager.table().is_here()
@@ -454,7 +454,7 @@ impl Region {
         }
     }
 
-    /// Whether system calls may be given far memory that is not resident: `false` where only
+    /// True if system calls may be given far memory that is not resident: `false` where only
     /// faults of user mode are served, and `read(2)` into such memory fails with `EFAULT`.
     #[must_use]
     pub fn serves_kernel_faults(&self) -> bool {
@@ -526,7 +526,7 @@ pub fn watch_forks() {
     fork::watch();
 }
 
-/// Whether a descriptor is this library's own: of a userfaultfd, a device, or what its threads wait for. A
+/// True if a descriptor is this library's own: of a userfaultfd, a device, or what its threads wait for. A
 /// program that closes descriptors which it does not know has to leave these out, or it is ended.
 #[must_use]
 pub fn owns_descriptor(fd: std::os::fd::RawFd) -> bool {

@@ -149,12 +149,12 @@ impl Transfer {
         self.pages
     }
 
-    /// Whether the store panicked and does not have it.
+    /// True if the store panicked and does not have it.
     pub(in crate::paging) fn is_refused(&self) -> bool {
         self.state == State::Refused
     }
 
-    /// Whether it was reported by [`Transfers::next_overdue`].
+    /// True if it was reported by [`Transfers::next_overdue`].
     pub(in crate::paging) fn is_overdue(&self) -> bool {
         self.state == State::Overdue
     }
@@ -245,7 +245,7 @@ impl Transfers {
         self.depth - self.under_way.len()
     }
 
-    /// Whether nothing is at the device or back from it.
+    /// True if nothing is at the device or back from it.
     pub(in crate::paging) fn is_idle(&self) -> bool {
         self.under_way.len() == 0
     }
@@ -356,7 +356,7 @@ impl Transfers {
         Ok(waited.unwrap_or(Ok(true))? || self.has_finished())
     }
 
-    /// Whether one is finished and not collected.
+    /// True if one is finished and not collected.
     pub(in crate::paging) fn has_finished(&self) -> bool {
         !self.finished.is_empty()
     }

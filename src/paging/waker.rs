@@ -40,7 +40,7 @@ impl Waker {
         self.event.signal();
     }
 
-    /// Whether it was called since its thread looked last. Costs no system call.
+    /// True if it was called since its thread looked last. Costs no system call.
     pub(in crate::paging) fn is_woken(&self) -> bool {
         self.is_woken.load(Ordering::Acquire)
     }

@@ -163,7 +163,7 @@ impl PoolAccount {
         self.share.account.uncharge(bytes);
     }
 
-    /// Whether pages may have to leave soon.
+    /// True if pages may have to leave soon.
     pub(super) fn is_nearly_full(&self) -> bool {
         let account = &self.share.account;
         account.budget().free().0 < account.ceiling().0 / ROOM_PART

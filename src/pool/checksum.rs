@@ -7,7 +7,7 @@ use crate::base::units::PageId;
 /// Bytes of a checksum.
 const SUM: usize = 8;
 
-/// Whether a page that was read, and that the caller holds locked, has its checksum in the table of
+/// True if a page that was read, and that the caller holds locked, has its checksum in the table of
 /// this `identity`. A page of zeros has none: the header names no page that was never written.
 pub(super) fn matches(table: &PageTable, page: PageId, identity: u64) -> bool {
     // SAFETY: within a page that the caller holds locked; aligned to 8.

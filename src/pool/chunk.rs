@@ -79,7 +79,7 @@ impl Chunks {
         &self.notes[page.as_usize() / CHUNK_PAGES]
     }
 
-    /// Whether the metadata around a page is charged.
+    /// True if the metadata around a page is charged.
     pub(super) fn is_charged(&self, page: PageId) -> bool {
         self.of(page).is_charged()
     }
@@ -202,12 +202,12 @@ impl Chunks {
         self.notes[chunk].unfreeze();
     }
 
-    /// Whether a chunk is neither huge nor frozen.
+    /// True if a chunk is neither huge nor frozen.
     pub(super) fn is_plain(&self, chunk: usize) -> bool {
         self.notes[chunk].is_plain()
     }
 
-    /// Whether a page's memory lies in a huge page.
+    /// True if a page's memory lies in a huge page.
     pub(super) fn is_huge(&self, page: PageId) -> bool {
         self.of(page).is_huge()
     }

@@ -68,12 +68,12 @@ impl ChunkNote {
         self.has(CHARGED)
     }
 
-    /// Whether the page tables are charged, with the words or since before these were given back.
+    /// True if the page tables are charged, with the words or since before these were given back.
     pub(crate) fn has_tables(&self) -> bool {
         self.has(TABLES)
     }
 
-    /// Whether what stays is charged.
+    /// True if what stays is charged.
     pub(crate) fn is_kept(&self) -> bool {
         self.has(KEPT)
     }
@@ -156,7 +156,7 @@ impl ChunkNote {
         self.0.fetch_and(!FROZEN, Ordering::Release);
     }
 
-    /// Whether the chunk is neither huge nor frozen.
+    /// True if the chunk is neither huge nor frozen.
     pub(crate) fn is_plain(&self) -> bool {
         !self.has(HUGE | FROZEN)
     }

@@ -104,7 +104,7 @@ impl Cleaner {
 }
 
 impl Watch {
-    /// Whether no page came or left since the pages are watched.
+    /// True if no page came or left since the pages are watched.
     fn is_at_rest(&mut self, moved: u64, used: ByteCount) -> bool {
         let is_at_rest = (self.moved, self.used) == (moved, used);
         if !is_at_rest {

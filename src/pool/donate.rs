@@ -108,7 +108,7 @@ fn lock_group(frames: &Frames, run: usize, most: usize, kept_max: usize) -> Opti
     (group.end > first).then_some(group)
 }
 
-/// Whether a run is worth it: a look without locks.
+/// True if a run is worth it: a look without locks.
 fn qualifies(frames: &Frames, start: usize, kept_max: usize) -> bool {
     let per_run = run_pages(frames);
     let (mut absent, mut kept) = (0, 0);

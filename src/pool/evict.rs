@@ -74,7 +74,7 @@ impl Demand {
         Demand { want: want.0, freed: 0, dirty, steps_left: steps * laps, deferred_left }
     }
 
-    /// Whether more has to leave, and may be looked for.
+    /// True if more has to leave, and may be looked for.
     pub(super) fn is_open(&self) -> bool {
         self.freed < self.want && self.steps_left > 0
     }
@@ -97,7 +97,7 @@ impl Evictor {
         Evictor { hand: CachePadded::default(), batch }
     }
 
-    /// Whether pages may leave together.
+    /// True if pages may leave together.
     pub(super) fn batches(&self) -> bool {
         self.batch > 1
     }

@@ -44,7 +44,7 @@ struct Idle {
 pub(super) struct TableFile {
     store: OnlyUser,
     path: PathBuf,
-    /// Whether pages carry checksums.
+    /// True if pages carry checksums.
     checksum: bool,
     /// Random, in the header and in the checksum of every page: a page of an older table on the same
     /// device is not taken for one of this. Set before the first page is read or written.

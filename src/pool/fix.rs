@@ -33,7 +33,7 @@ pub(super) trait Hold {
     /// Part of the word that the guard of such a page keeps.
     fn held_word(latch: &Latch) -> HeldWord;
 
-    /// Whether another hold is in the way of taking a resident page.
+    /// True if another hold is in the way of taking a resident page.
     fn is_blocked(seen: LatchWord) -> bool;
 }
 
@@ -100,7 +100,7 @@ impl Hold for Exclusive {
 }
 
 impl PageVersion {
-    /// Whether the page was neither changed nor evicted since: what [`OptimisticGuard::validate`] tells, where the
+    /// True if the page was neither changed nor evicted since: what [`OptimisticGuard::validate`] tells, where the
     /// guard was not kept. It tells nothing for another pool than the guard's.
     ///
     /// # Examples

@@ -82,7 +82,7 @@ impl<'f> Part<'f> {
     }
 }
 
-/// Whether the words of the header, whose part of the chain begins at `at`, are whole.
+/// True if the words of the header, whose part of the chain begins at `at`, are whole.
 pub(super) fn is_whole(head: &PageBuffer, at: usize) -> bool {
     let words = head.words();
     sum(words, at, 0) == words[at + 2]

@@ -17,7 +17,7 @@ use crate::base::error::Result;
 use crate::base::local::keep_local;
 use crate::base::sync::{AtomicU64, Ordering, Rank, Ranked};
 use crate::base::units::ByteCount;
-use crate::limit::manager::{Donation, Effort, MemoryManager, Reclaim};
+use crate::limit::manager::{Donation, ReclaimCost, MemoryManager, Reclaim};
 use crate::sys::fork::Born;
 use crate::sys::thread::THREAD_BYTES;
 use std::sync::{Arc, Weak};
@@ -210,11 +210,11 @@ impl Group {
 }
 
 impl Reclaim for Group {
-    fn reclaim(&self, want: ByteCount, effort: Effort) -> ByteCount {
-        match effort {
-            Effort::Spare => ByteCount::ZERO,
-            Effort::Clean => self.evict(want, Dirty::Defer),
-            Effort::Write => self.evict(want, Dirty::Write),
+    fn reclaim(&self, want: ByteCount, cost: ReclaimCost) -> ByteCount {
+        match cost {
+            ReclaimCost::Free => ByteCount::ZERO,
+            ReclaimCost::Reread => self.evict(want, Dirty::Defer),
+            ReclaimCost::WriteBack => self.evict(want, Dirty::Write),
         }
     }
 
@@ -231,9 +231,9 @@ impl Reclaim for Group {
         }
     }
 
-    fn cost(&self, effort: Effort) -> u32 {
+    fn order(&self, cost: ReclaimCost) -> u32 {
         // Clean table pages are the cheapest of their kind: nothing to unmap in a handler.
-        if effort == Effort::Clean { 10 } else { 100 }
+        if cost == ReclaimCost::Reread { 10 } else { 100 }
     }
 
     fn metadata(&self) -> ByteCount {

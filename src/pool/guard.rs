@@ -263,7 +263,7 @@ impl<'p> OptimisticGuard<'p> {
         PageVersion { page: self.id(), seen: self.seen }
     }
 
-    /// Whether the page was neither changed nor evicted since the guard was made.
+    /// True if the page was neither changed nor evicted since the guard was made.
     #[inline]
     #[must_use]
     pub fn validate(&self) -> bool {

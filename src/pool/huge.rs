@@ -69,7 +69,7 @@ fn is_at_rest(seen: LatchWord) -> bool {
     seen.is_readable() && !seen.dirty() && !seen.writing()
 }
 
-/// Whether a chunk can be collapsed: a look without locks.
+/// True if a chunk can be collapsed: a look without locks.
 fn is_whole(frames: &Frames, chunk: usize) -> bool {
     let (first, end) = (chunk * CHUNK_PAGES, (chunk + 1) * CHUNK_PAGES);
     frames.chunks.is_plain(chunk)

@@ -88,20 +88,20 @@ impl LatchWord {
         }
     }
 
-    /// Whether the content can be read optimistically, without a note that it is touched.
+    /// True if the content can be read optimistically, without a note that it is touched.
     #[inline]
     pub(crate) fn is_ready(self) -> bool {
         (self.0 as i64) < 0
     }
 
-    /// Whether the content can be read optimistically.
+    /// True if the content can be read optimistically.
     #[inline]
     pub(crate) fn is_readable(self) -> bool {
         // Neither `ABSENT`, which comes out above all, nor `LOCKED`: one comparison.
         self.latch().wrapping_sub(FREE) < LOCKED - FREE
     }
 
-    /// Whether one more reader can hold the page.
+    /// True if one more reader can hold the page.
     #[inline]
     pub(crate) fn has_room(self) -> bool {
         self.latch() <= SHARED_MAX
@@ -117,13 +117,13 @@ impl LatchWord {
         self.latch() == FREE
     }
 
-    /// Whether the page is free, clean and without heat: nothing keeps it.
+    /// True if the page is free, clean and without heat: nothing keeps it.
     #[inline]
     pub(crate) fn is_idle(self) -> bool {
         self.is_free() && self.is_worthless()
     }
 
-    /// Whether a resident page is clean and without heat, whatever its holders.
+    /// True if a resident page is clean and without heat, whatever its holders.
     #[inline]
     pub(crate) fn is_worthless(self) -> bool {
         self.0 & (DIRTY | HEAT_MASK) == 0
@@ -144,7 +144,7 @@ impl LatchWord {
         self.0 & COOL != 0
     }
 
-    /// Whether the hand takes the page when it passes next: nobody holds it, it was not touched since the
+    /// True if the hand takes the page when it passes next: nobody holds it, it was not touched since the
     /// hand passed, and it has no laps left.
     pub(crate) fn is_cold(self) -> bool {
         self.is_free() && self.cool() && self.heat() == 0
@@ -166,7 +166,7 @@ impl LatchWord {
         self.0 & VERSION_MASK
     }
 
-    /// Whether the word says nothing but that the page is absent, when it was evicted, and its version.
+    /// True if the word says nothing but that the page is absent, when it was evicted, and its version.
     pub(crate) fn is_droppable(self) -> bool {
         self.is_absent() && !self.is_unused()
     }
@@ -177,7 +177,7 @@ impl LatchWord {
         (first + passed.unwrap_or(0) + 1) & VERSION_MASK
     }
 
-    /// Whether the page is not allocated.
+    /// True if the page is not allocated.
     #[inline]
     pub(crate) fn is_unused(self) -> bool {
         self.is_absent() && self.heat() == HEAT_UNUSED
@@ -304,7 +304,7 @@ impl Latch {
         LatchWord(self.0.load(Ordering::Acquire))
     }
 
-    /// Whether nothing changed since `seen`, which was readable: see invariant 1.
+    /// True if nothing changed since `seen`, which was readable: see invariant 1.
     #[inline]
     pub(crate) fn is_unchanged(&self, seen: LatchWord) -> bool {
         // Keeps the reads of the content before the load; pairs with the fence in `entered`.

@@ -27,7 +27,7 @@ struct Full;
 pub(super) struct Group {
     /// Reads that were started.
     pages: usize,
-    /// Whether the rest was left out because there was no memory.
+    /// True if the rest was left out because there was no memory.
     is_full: bool,
     /// The last read that failed.
     pub(super) failed: Option<Error>,

@@ -119,7 +119,7 @@ impl PageTable {
         (self.end() as usize).div_ceil(64)
     }
 
-    /// Whether a page is one of the table, and none of the header.
+    /// True if a page is one of the table, and none of the header.
     pub(super) fn contains(&self, page: PageId) -> bool {
         page >= FIRST && page.0 < self.end()
     }
@@ -139,7 +139,7 @@ impl PageTable {
         self.page_bytes - self.trailer
     }
 
-    /// Whether pages end in a trailer: else they have neither a checksum nor the number of a log record.
+    /// True if pages end in a trailer: else they have neither a checksum nor the number of a log record.
     pub(super) fn has_trailer(&self) -> bool {
         self.trailer > 0
     }

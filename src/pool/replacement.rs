@@ -22,7 +22,7 @@ pub struct Arrival {
 pub struct Worth {
     /// Laps, 0 to 3.
     pub laps: u8,
-    /// Whether the touch that brought the page in counts for the next pass of the hand.
+    /// True if the touch that brought the page in counts for the next pass of the hand.
     pub touched: bool,
 }
 

@@ -88,12 +88,12 @@ impl ResidentSet {
         self.bits[index / 64].load(Ordering::Relaxed) & 1 << (index % 64) != 0
     }
 
-    /// Whether all 64 pages of each step are resident.
+    /// True if all 64 pages of each step are resident.
     pub(super) fn is_full(&self, steps: Range<usize>) -> bool {
         self.bits[steps].iter().all(|bits| bits.load(Ordering::Relaxed) == u64::MAX)
     }
 
-    /// Whether no page of these steps is resident.
+    /// True if no page of these steps is resident.
     pub(super) fn is_empty(&self, steps: Range<usize>) -> bool {
         self.bits[steps].iter().all(|bits| bits.load(Ordering::Relaxed) == 0)
     }

@@ -18,7 +18,7 @@ use crate::base::local::keep_local;
 use crate::base::sync::{AtomicBool, Ordering};
 use crate::base::units::ByteCount;
 use crate::heap::{self, FarArenas};
-use crate::limit::manager::{Account, Effort, MemoryManager, Reclaim};
+use crate::limit::manager::{Account, ReclaimCost, MemoryManager, Reclaim};
 use crate::paging::region::{REST, Region};
 use crate::sys::messages;
 use crate::sys::signals::SignalsBlocked;
@@ -63,8 +63,8 @@ impl LocalMemory {
 }
 
 impl Reclaim for LocalMemory {
-    fn reclaim(&self, _want: ByteCount, effort: Effort) -> ByteCount {
-        if effort != Effort::Spare {
+    fn reclaim(&self, _want: ByteCount, cost: ReclaimCost) -> ByteCount {
+        if cost != ReclaimCost::Free {
             return ByteCount::ZERO; // What is in use stays.
         }
         let before = self.account.used();

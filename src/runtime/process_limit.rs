@@ -53,7 +53,7 @@ const STALL_MAX: Duration = Duration::from_millis(100);
 /// Drops what is resident of the process's code.
 static DROP_CODE: OnceLock<fn()> = OnceLock::new();
 
-/// Has `drop` called where code has to leave, by the thread that follows the limits of heaps which start from now on.
+/// Sets the function that makes code leave. The thread that follows the limits calls it, for heaps that start from now on.
 pub fn let_code_leave_by(drop: fn()) {
     // Set before: by the same library.
     let _ = DROP_CODE.set(drop);
@@ -64,7 +64,7 @@ pub fn let_code_leave_by(drop: fn()) {
 pub(super) struct ProcessLimit {
     /// In bytes.
     limit: AtomicU64,
-    /// Whether far memory has no limit of its own.
+    /// True if far memory has no limit of its own.
     is_for_far: bool,
     statm: Statm,
     beside: Mutex<BesideFar>,
@@ -150,7 +150,7 @@ impl ProcessLimit {
         if seen.grows && is_near { LOOK_SOON } else { LOOK_EVERY }
     }
 
-    /// Has far memory give way to `len` bytes that the caller is about to touch, and waits until it has, or
+    /// Evicts far memory for `len` bytes that the caller is about to touch, and waits until they fit, or
     /// nothing more leaves. Returns after how many more bytes this is to be called again.
     pub(super) fn make_room(&self, region: &Region, len: ByteCount) -> ByteCount {
         /// Of what is left of the limit, one caller takes a part before it looks again.
@@ -197,7 +197,7 @@ impl ProcessLimit {
         Some(Seen { resident, beside: bytes, room, grows })
     }
 
-    /// Has code leave where it may give far memory more than it costs: since the last time the device was read
+    /// Makes code leave where that may give far memory more than it costs: since the last time the device was read
     /// for more than files hold.
     fn let_code_leave(&self, region: &Region) {
         let Some(left) = &self.code else { return };

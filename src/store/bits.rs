@@ -127,7 +127,7 @@ impl BitSet {
         position.clamp(from, end.max(from)) - from
     }
 
-    /// Whether none of `count` numbers from `from` on is in the set.
+    /// True if none of `count` numbers from `from` on is in the set.
     pub(super) fn is_clear(&mut self, from: u64, count: u64) -> bool {
         self.next(from).is_none_or(|found| found - from >= count)
     }

@@ -313,7 +313,7 @@ impl BlockStore {
         Ok(())
     }
 
-    /// Whether the store's file is in memory itself (tmpfs), where evicting to it frees none.
+    /// True if the store's file is in memory itself (tmpfs), where evicting to it frees none.
     #[must_use]
     pub fn is_in_memory(&self) -> bool {
         self.device.is_in_memory()

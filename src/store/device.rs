@@ -21,7 +21,7 @@ const DISCARD_LEN_MAX: u64 = 4 << 20;
 /// allocation of many extents would pay for each.
 const ROOM_AGE_MAX: Duration = Duration::from_millis(10);
 
-/// Whether a file has a name.
+/// A file with a name, or one without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Named {
     Yes,

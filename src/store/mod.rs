@@ -123,7 +123,7 @@ impl Request<'_> {
         self.segments.iter().map(|segment| segment.len as u64).sum()
     }
 
-    /// Whether the request moves nothing, which no queue takes.
+    /// True if the request moves nothing, which no queue takes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -158,7 +158,7 @@ const WATCHES_FULL: Error = Error::Os { call: "watch", errno: libc::EMFILE };
 pub struct Completion {
     /// The request's token.
     pub token: u64,
-    /// Whether all bytes were moved.
+    /// `Ok` if all bytes were moved.
     pub result: Result<()>,
 }
 
@@ -182,7 +182,7 @@ pub unsafe trait Store: Send + Sync + Debug {
     /// Bytes the store can hold.
     fn capacity(&self) -> ByteCount;
 
-    /// Whether the store's bytes, and the space that they take, outlive the process.
+    /// True if the store's bytes, and the space that they take, outlive the process.
     fn outlives_process(&self) -> bool {
         false
     }

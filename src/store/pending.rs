@@ -94,7 +94,7 @@ impl Entry {
         }
     }
 
-    /// Whether nothing of it is left to be handed on.
+    /// True if nothing of it is left to be handed on.
     pub(super) fn is_handed(&self) -> bool {
         self.handed == self.len || self.failure.is_some()
     }

@@ -151,7 +151,7 @@ impl SlotMap {
         None
     }
 
-    /// Whether any group is asleep.
+    /// True if any group is asleep.
     pub(crate) fn has_asleep(&self) -> bool {
         self.state.lock().asleep.count() > 0
     }
@@ -162,7 +162,7 @@ impl SlotMap {
         (SlotCount(state.free.count()), SlotCount(state.used.count()))
     }
 
-    /// Whether a run of `want` slots would be found, or none is looked for among slots that wake.
+    /// True if a run of `want` slots would be found, or none is looked for among slots that wake.
     pub(crate) fn has_run(&self, want: SlotCount) -> bool {
         let mut guard = self.state.lock();
         let state = &mut *guard;
@@ -274,7 +274,7 @@ impl SlotMap {
         }
     }
 
-    /// Whether a slot has to stay as it is for a hold.
+    /// True if a slot has to stay as it is for a hold.
     pub(crate) fn is_held(&self, slot: SlotId) -> bool {
         self.state.lock().is_held(slot.get())
     }
@@ -327,7 +327,7 @@ impl State {
         self.holds.iter_mut().flatten().any(|held| held.run(slot, 1) == 1)
     }
 
-    /// Whether only slots that take space already are given out.
+    /// True if only slots that take space already are given out.
     fn reuses(&self) -> bool {
         self.stale.count() > self.used.count() / USED_PER_STALE
     }

@@ -43,7 +43,7 @@ const DROP_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Said once: a process that gives up on a device mostly does so with many queues.
 static GIVEN_UP: Once = Once::new();
 
-/// Whether a queue of this process was dropped with requests in flight.
+/// True if a queue of this process was dropped with requests in flight.
 pub(crate) fn has_given_up() -> bool {
     GIVEN_UP.is_completed()
 }

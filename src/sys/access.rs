@@ -44,7 +44,7 @@ pub(crate) unsafe fn drop_inherited(start: usize, len: usize) -> Result<()> {
     })
 }
 
-/// Has the page of an address in memory, whatever its protection, which stays as it is; `may_touch` says whether
+/// Brings the page of an address into memory, whatever its protection, which stays as it is; `may_touch` tells whether
 /// it is to be read where the kernel does not bring it in by itself.
 ///
 /// # Errors

@@ -30,7 +30,7 @@ pub(crate) fn current_thread() -> u32 {
     nix::unistd::gettid().as_raw().unsigned_abs()
 }
 
-/// Whether the kernel is done with a thread of this process. Never with the first one while there are others: it stays
+/// True if the kernel is done with a thread of this process. Never with the first one while there are others: it stays
 /// as a zombie.
 pub(crate) fn is_gone(thread: u32) -> bool {
     // SAFETY: takes no pointers; the signal 0 is none.

@@ -54,7 +54,7 @@ impl Caching {
     }
 }
 
-/// Whether opening a block device claims it.
+/// Claim on a block device by opening it, or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Claim {
     /// `O_EXCL` without `O_CREAT`: fails with `EBUSY` while mounted or claimed (open(2)).

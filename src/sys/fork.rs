@@ -82,7 +82,7 @@ impl Born {
         Born(FORKS.load(Ordering::Relaxed))
     }
 
-    /// Whether this is the process, and not a forked child of it.
+    /// True if this is the process, and not a forked child of it.
     pub(crate) fn is_here(self) -> bool {
         FORKS.load(Ordering::Relaxed) == self.0
     }
@@ -143,7 +143,7 @@ impl<T: AsRawFd> Private<T> {
         mark(&PRIVATE, self.inner.as_raw_fd(), false);
     }
 
-    /// Whether this process opened it; else it is closed.
+    /// True if this process opened it; else it is closed.
     pub(crate) fn is_here(&self) -> bool {
         self.born.is_here()
     }
@@ -203,12 +203,12 @@ pub(crate) fn take_own_table(keep: &mut [RawFd]) -> nix::Result<()> {
     Ok(())
 }
 
-/// Whether the calling thread has a table of descriptors of its own ([`take_own_table`]).
+/// True if the calling thread has a table of descriptors of its own ([`take_own_table`]).
 pub(crate) fn has_own_table() -> bool {
     HAS_OWN_TABLE.get()
 }
 
-/// Whether a descriptor of the process is the crate's: closing it would end far memory.
+/// True if a descriptor of the process is the crate's: closing it would end far memory.
 pub(crate) fn is_own(fd: RawFd) -> bool {
     let Ok(fd) = usize::try_from(fd) else { return false };
     OWN.get(fd / 64).is_some_and(|word| word.load(Ordering::Relaxed) & 1 << (fd % 64) != 0)
@@ -281,7 +281,7 @@ pub(crate) fn note_inherited(starts: impl Iterator<Item = usize>) {
     }
 }
 
-/// Whether this process has inherited the range that begins at an address, and can use it. Takes no lock:
+/// True if this process has inherited the range that begins at an address, and can use it. Takes no lock:
 /// what runs around a fork may ask.
 pub(crate) fn is_inherited(start: usize) -> bool {
     INHERITED.iter().any(|inherited| inherited.load(Ordering::Relaxed) == start)

@@ -7,7 +7,7 @@ pub(crate) fn mappings_max() -> u64 {
     text.trim().parse().unwrap_or(DEFAULT)
 }
 
-/// Whether the kernel frees the page table of a range of 2 MiB whose pages are dropped: from Linux
+/// True if the kernel frees the page table of a range of 2 MiB whose pages are dropped: from Linux
 /// 6.14 on, on x86-64 (`CONFIG_PT_RECLAIM`).
 pub(crate) fn frees_page_tables() -> bool {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();

@@ -301,7 +301,7 @@ impl Kind {
         }
     }
 
-    /// Whether the window has ended by `now_ms`.
+    /// True if the window has ended by `now_ms`.
     fn is_over(&self, now_ms: u64) -> bool {
         let since = self.since_ms.load(Ordering::Relaxed);
         now_ms.saturating_sub(since) >= self.window_ms.load(Ordering::Relaxed)
@@ -344,7 +344,7 @@ impl Outbox {
         }
     }
 
-    /// Whether one more message of a kind may be said; it is counted otherwise.
+    /// True if one more message of a kind may be said; it is counted otherwise.
     fn admits(&self, what: &'static str, most: u32, now: Instant) -> bool {
         let is_it = |kind: &&Kind| *kind.what.get_or_init(|| what) == what;
         let Some(kind) = self.kinds.iter().find(is_it) else { return true };
@@ -396,7 +396,7 @@ impl Outbox {
         }
     }
 
-    /// Whether there may be something to say.
+    /// True if there may be something to say.
     fn has_any(&self) -> bool {
         let is_sending = || self.try_send().is_none_or(|sending| sending.1 < sending.0.len);
         !self.lines.is_empty() || self.hidden.load(Ordering::Relaxed) > 0 || is_sending()

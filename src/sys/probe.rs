@@ -68,7 +68,7 @@ impl Route {
         open_route(self).and_then(|fd| negotiate(&fd, 0))
     }
 
-    /// Whether faults of the kernel on behalf of the process (`read(2)` into an absent page) are
+    /// True if faults of the kernel on behalf of the process (`read(2)` into an absent page) are
     /// delivered.
     #[must_use]
     pub fn has_kernel_faults(self) -> bool {
@@ -132,7 +132,7 @@ pub(super) fn negotiate(uffd: &OwnedFd, wanted: u64) -> Result<u64, i32> {
     Ok(args.features)
 }
 
-/// Whether a ring of io_uring can be set up.
+/// Tries to set up a ring of io_uring.
 ///
 /// # Errors
 /// The `errno` value of the refusal.

@@ -42,7 +42,7 @@ pub(crate) struct BusFault {
     /// The address that it is about.
     pub(crate) addr: usize,
     pub(crate) cause: BusCause,
-    /// Whether it was written. Where the machine does not say, a write is assumed.
+    /// True if it was written. Where the machine does not say, a write is assumed.
     pub(crate) write: bool,
 }
 
@@ -93,7 +93,7 @@ extern "C" fn on_sigbus(
     Errno::set_raw(saved);
 }
 
-/// Whether the access that faulted was a write: bit 1 of the page-fault error code.
+/// True if the access that faulted was a write: bit 1 of the page-fault error code.
 #[cfg(target_arch = "x86_64")]
 fn is_write(context: *mut libc::c_void) -> bool {
     // SAFETY: with SA_SIGINFO the kernel passes a valid `ucontext_t`.
@@ -129,7 +129,7 @@ fn chain(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_
     }
 }
 
-/// Whether the thread that got a SIGBUS raises it again when it goes on.
+/// True if the thread that got a SIGBUS raises it again when it goes on.
 fn is_of_instruction(code: libc::c_int) -> bool {
     code > 0 && code != libc::BUS_MCEERR_AO && code != libc::SI_KERNEL
 }

@@ -91,7 +91,7 @@ impl Drop for SignalsBlocked {
     }
 }
 
-/// Whether the calling thread holds a [`SignalsBlocked`].
+/// True if the calling thread holds a [`SignalsBlocked`].
 pub(crate) fn are_blocked() -> bool {
     DEPTH.get() > 0
 }

@@ -27,7 +27,7 @@ pub(crate) fn processor_of(thread: u32) -> Option<u32> {
     with_stat(thread, processor_in)
 }
 
-/// Whether a thread of this process runs or waits for a processor, by field 3 of its `stat` file.
+/// True if a thread of this process runs or waits for a processor, by field 3 of its `stat` file.
 /// `None`: it is gone, or the file cannot be opened, for want of a descriptor or of a mounted
 /// `/proc`. Allocates nothing.
 pub(crate) fn wants_processor(thread: u32) -> Option<bool> {
@@ -42,7 +42,7 @@ pub(crate) fn faults_of(process: u32) -> Option<u64> {
     })
 }
 
-/// Whether the process has one thread, those that are ending included.
+/// True if the process has one thread, those that are ending included.
 pub(crate) fn is_single() -> bool {
     with_text(format_args!("/proc/self/stat"), |stat| Some(field_in(stat, 20)? == "1"))
         == Some(true)
@@ -77,7 +77,7 @@ pub(super) fn note_own() {
     NOTED.with(|_| ());
 }
 
-/// Has a forked child forget its parent's threads. To be called before anything that starts a thread in
+/// Makes forked children forget their parent's threads. To be called before anything that starts a thread in
 /// children is registered, which would be forgotten otherwise: what runs in a child runs in the order of
 /// its registration.
 pub(crate) fn forget_own_in_children() {
@@ -94,7 +94,7 @@ extern "C" fn forget_own() {
     OWN.iter().for_each(|place| place.store(0, Ordering::Relaxed));
 }
 
-/// Whether all threads of the program have ended, so that only the crate's are left: the C library ends a
+/// True if all threads of the program have ended, so that only the crate's are left: the C library ends a
 /// process with its last thread, and would wait for them.
 pub(crate) fn is_left_alone() -> bool {
     let has_ended = |thread| with_stat(thread, |stat| Some(field_in(stat, 3)? == "Z"));
@@ -109,7 +109,7 @@ pub(crate) fn is_left_alone() -> bool {
         .all(|thread: u32| is_own(thread) || has_ended(thread) == Some(true) || is_kernels(thread))
 }
 
-/// Whether a thread is one that the kernel has made for an io_uring.
+/// True if a thread is one that the kernel has made for an io_uring.
 fn is_kernels(thread: u32) -> bool {
     let name = std::fs::read_to_string(format!("/proc/self/task/{thread}/comm"));
     name.is_ok_and(|name| name.starts_with("iou-"))
@@ -246,7 +246,7 @@ pub(crate) fn run_anywhere(thread: u32) {
     }
 }
 
-/// Whether a thread gives way to all others that want its processor (`SCHED_IDLE`) or takes its
+/// How a thread shares its processor: it gives way to all others that want it (`SCHED_IDLE`) or takes its
 /// share (`SCHED_OTHER`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Share {
@@ -307,7 +307,7 @@ fn io_priority() -> libc::c_long {
     unsafe { libc::syscall(libc::SYS_ioprio_get, WHO_THREAD, 0) }.max(0)
 }
 
-/// Whether threads of this process may give way and come back: tried once, by a thread that ends,
+/// True if threads of this process may give way and come back: tried once, by a thread that ends,
 /// and looked up every time, because privileges can be dropped.
 pub(crate) fn may_give_way() -> bool {
     static MAY: OnceLock<bool> = OnceLock::new();
@@ -325,7 +325,7 @@ pub(crate) fn may_give_way() -> bool {
     could && (may_set_nice() || has_nice_limit())
 }
 
-/// Whether the calling thread has `CAP_SYS_NICE`, see `capget(2)`.
+/// True if the calling thread has `CAP_SYS_NICE`, see `capget(2)`.
 fn may_set_nice() -> bool {
     const VERSION_3: u32 = 0x2008_0522;
     const CAP_SYS_NICE: u32 = 23;
@@ -337,7 +337,7 @@ fn may_set_nice() -> bool {
     rc == 0 && sets[0] & 1 << CAP_SYS_NICE != 0
 }
 
-/// Whether `RLIMIT_NICE` allows a nice value of 0, see `getrlimit(2)`.
+/// True if `RLIMIT_NICE` allows a nice value of 0, see `getrlimit(2)`.
 fn has_nice_limit() -> bool {
     const NICE_0: u64 = 20;
     getrlimit(Resource::RLIMIT_NICE).is_ok_and(|(soft, _)| soft >= NICE_0)

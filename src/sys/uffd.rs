@@ -145,14 +145,14 @@ impl Outcome {
     }
 }
 
-/// Whether installing pages wakes the threads that wait for them.
+/// Wake-up of the threads that wait for pages as these are installed, or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wake {
     Yes,
     No,
 }
 
-/// Whether copied pages are installed write-protected.
+/// Protection of copied pages against writes, or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Protect {
     Yes,
@@ -226,7 +226,7 @@ impl Uffd {
         Ok(Uffd { fd: Private::new(fd), features, pagemap: Some(pagemap), route })
     }
 
-    /// Whether a feature is enabled.
+    /// True if a feature is enabled.
     pub(crate) fn has(&self, feature: u64) -> bool {
         self.features & feature == feature
     }
@@ -278,7 +278,7 @@ impl Uffd {
         done.map(drop).map_err(refused("UFFDIO_UNREGISTER"))
     }
 
-    /// Whether one mapping that is registered holds all of a range; `None` where the kernel cannot
+    /// True if one mapping that is registered holds all of a range; `None` where the kernel cannot
     /// tell (before Linux 5.13), or a mapping is being moved at this moment. Changes nothing: CONTINUE
     /// is for shared memory, and the kernel looks at the range (`ENOENT`) before it says that anonymous
     /// memory has no page to go on with (`EINVAL`).

@@ -67,7 +67,7 @@ impl Ring {
         builder.build(entries).map_err(|error| to_errno(&error))
     }
 
-    /// Whether this process built the ring; a forked child has no part in it.
+    /// True if this process built the ring; a forked child has no part in it.
     pub(crate) fn is_here(&self) -> bool {
         self.ring.is_here()
     }
@@ -126,7 +126,7 @@ impl Ring {
         pushed.expect("the ring has room for every request that may be in flight");
     }
 
-    /// Whether entries wait for a submission.
+    /// True if entries wait for a submission.
     pub(crate) fn has_unsubmitted(&mut self) -> bool {
         !self.ring.submission().is_empty()
     }
@@ -164,13 +164,13 @@ impl Ring {
         }
     }
 
-    /// Whether an outcome is there, or work that the kernel does at the next entry and that may
+    /// True if an outcome is there, or work that the kernel does at the next entry and that may
     /// bring one. No system call.
     pub(crate) fn has_news(&mut self) -> bool {
         self.ring.submission().taskrun() || self.has_outcomes()
     }
 
-    /// Whether an outcome is there. No system call.
+    /// True if an outcome is there. No system call.
     pub(crate) fn has_outcomes(&mut self) -> bool {
         !self.ring.completion().is_empty()
     }

@@ -135,12 +135,12 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Whether this process mapped it: a forked child has no such mapping.
+    /// True if this process mapped it: a forked child has no such mapping.
     pub(crate) fn is_here(&self) -> bool {
         self.born.is_here()
     }
 
-    /// Whether children that are forked from now on have the range as it is then (copied when it is
+    /// Lets children that are forked from now on have the range as it is then (copied when it is
     /// written), or not at all.
     ///
     /// # Errors
@@ -187,14 +187,14 @@ impl Mapping {
         let _ = unsafe { munlock(self.base.cast(), self.len) };
     }
 
-    /// Whether a part of `[offset, offset + len)` is locked (`mlock(2)`): the kernel then refuses
+    /// True if a part of `[offset, offset + len)` is locked (`mlock(2)`): the kernel then refuses
     /// the advice `MADV_COLD` (5.4), which does nothing else where there is no swap.
     pub(crate) fn is_locked(&self, offset: usize, len: usize) -> bool {
         let advised = self.advise(offset, len, libc::MADV_COLD);
         matches!(advised, Err(Error::Os { errno: libc::EINVAL, .. }))
     }
 
-    /// Has all memory that the range gets from now on be that of a NUMA node, see `mbind(2)`, `MPOL_BIND`.
+    /// Binds all memory that the range gets from now on to a NUMA node, see `mbind(2)`, `MPOL_BIND`.
     /// Where the node has none left, the kernel ends a process rather than use another node's.
     ///
     /// # Errors
@@ -438,7 +438,7 @@ pub(super) unsafe fn madvise(start: NonNull<c_void>, len: usize, advice: i32) ->
     Errno::result(unsafe { libc::madvise(start.as_ptr(), len, advice) }).map(drop)
 }
 
-/// Has the kernel drop what a mapping of the program's holds, as far as there is one.
+/// Drops the content of a mapping of the program's, as far as there is one.
 ///
 /// # Errors
 /// [`Error::Os`] when the kernel refuses.
@@ -454,7 +454,7 @@ pub(crate) unsafe fn drop_content(start: usize, len: usize) -> Result<()> {
     }
 }
 
-/// Has children that are forked from now on have nothing of a range. See `madvise(2)`, `MADV_DONTFORK`.
+/// Excludes a range from children that are forked from now on. See `madvise(2)`, `MADV_DONTFORK`.
 ///
 /// # Errors
 /// [`Error::Os`] when a part is not mapped, or the process has too many mappings.
@@ -597,7 +597,7 @@ impl Discarder {
         Discarder { pidfd, vectored, met_locks: AtomicBool::new(false) }
     }
 
-    /// Whether memory was locked (`mlock(2)`) that was dropped since this was asked last.
+    /// True if memory was locked (`mlock(2)`) that was dropped since this was asked last.
     pub(crate) fn met_locks(&self) -> bool {
         self.met_locks.load(Ordering::Relaxed) && self.met_locks.swap(false, Ordering::Relaxed)
     }

@@ -9,12 +9,12 @@ use crate::harness::{
 };
 use crate::reads::{BAD, FOREVER, PAGES, expect_lost_page, give_up};
 use farheap::ByteCount;
-use farheap::region::{Install, Mode, RegionConfig};
+use farheap::region::{Install, FaultMode, RegionConfig};
 use farheap::store::Op;
 use std::time::{Duration, Instant};
 
 fn in_thread(page_kib: u64, install: Install) -> RegionConfig {
-    config(page_kib, install).mode(Mode::InThread)
+    config(page_kib, install).mode(FaultMode::InThread)
 }
 
 #[test]

@@ -109,7 +109,7 @@ fn a_full_pipe_as_standard_error_stops_no_handler() {
 #[test]
 fn a_full_pipe_as_standard_error_stops_no_thread_that_serves_itself() {
     let name = "messages::a_full_pipe_as_standard_error_stops_no_thread_that_serves_itself";
-    let mode = farheap::region::Mode::InThread;
+    let mode = farheap::region::FaultMode::InThread;
     let body = || nobody_reads(config(4, Install::Auto).mode(mode));
     let Some(ended) = in_child(name, body) else { return };
     ended
@@ -174,7 +174,7 @@ fn handlers_work_and_speak_where_nothing_can_be_opened_any_more() {
 #[test]
 fn threads_serve_themselves_where_nothing_can_be_opened_any_more() {
     let name = "messages::threads_serve_themselves_where_nothing_can_be_opened_any_more";
-    let mode = farheap::region::Mode::InThread;
+    let mode = farheap::region::FaultMode::InThread;
     let body = || nothing_can_be_opened(config(4, Install::Auto).mode(mode));
     in_child(name, body).map(crate::harness::Ended::expect_success);
 }

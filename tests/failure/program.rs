@@ -7,7 +7,7 @@ use crate::harness::{
     Far, WAYS, check_page, config, fill_page, in_child, read_word, stamp, wait_until,
 };
 use farheap::ByteCount;
-use farheap::region::{Install, Mode, RegionConfig};
+use farheap::region::{Install, FaultMode, RegionConfig};
 use nix::sys::resource::{Resource, getrlimit};
 use std::os::unix::fs::FileExt;
 
@@ -331,7 +331,7 @@ fn far_memory_that_the_program_drops_reads_as_zero() {
             });
         });
         for page_kib in [4, 64] {
-            let config = config(page_kib, Install::Auto).mode(Mode::InThread);
+            let config = config(page_kib, Install::Auto).mode(FaultMode::InThread);
             let pages = (config.limit.0 * 2 / config.page.0) as usize;
             let Some(far) = Far::new(config, pages, 1) else { return };
             far.fill(0..pages);

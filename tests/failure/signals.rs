@@ -7,7 +7,7 @@
 use crate::common::{mem_store, region, watchdog};
 use crate::harness::{HUNG, Stop, config, in_child, read_word, stamp, wait_until, write_word};
 use allocator_api2::vec::Vec as FarVec;
-use farheap::region::{Advice, Install, Mode, Region, RegionConfig};
+use farheap::region::{Advice, Install, FaultMode, Region, RegionConfig};
 use farheap::{ByteCount, Far};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -120,7 +120,7 @@ fn ask(region: &Region, own: usize, page: usize, round: usize) {
     assert!(region.stats().page_bytes > ByteCount::ZERO);
 }
 
-fn cases(page_kib: u64, mode: Mode) {
+fn cases(page_kib: u64, mode: FaultMode) {
     let config = config(page_kib, Install::Auto).mode(mode);
     let page = config.page.as_usize();
     with_region(config.clone(), |region, own, _| advise(region, own, page));
@@ -137,25 +137,25 @@ fn run(test: &'static str, body: impl FnOnce()) {
 #[test]
 fn a_handler_touches_far_memory_while_its_thread_discards_or_asks_4k() {
     let name = "signals::a_handler_touches_far_memory_while_its_thread_discards_or_asks_4k";
-    run(name, || cases(4, Mode::Handler));
+    run(name, || cases(4, FaultMode::Handler));
 }
 
 #[test]
 fn a_handler_touches_far_memory_while_its_thread_discards_or_asks_64k() {
     let name = "signals::a_handler_touches_far_memory_while_its_thread_discards_or_asks_64k";
-    run(name, || cases(64, Mode::Handler));
+    run(name, || cases(64, FaultMode::Handler));
 }
 
 #[test]
 fn a_handler_touches_far_memory_while_its_thread_serves_a_fault_4k() {
     let name = "signals::a_handler_touches_far_memory_while_its_thread_serves_a_fault_4k";
-    run(name, || cases(4, Mode::InThread));
+    run(name, || cases(4, FaultMode::InThread));
 }
 
 #[test]
 fn a_handler_touches_far_memory_while_its_thread_serves_a_fault_64k() {
     let name = "signals::a_handler_touches_far_memory_while_its_thread_serves_a_fault_64k";
-    run(name, || cases(64, Mode::InThread));
+    run(name, || cases(64, FaultMode::InThread));
 }
 
 /// Frees give memory back under the allocator's locks.
@@ -188,7 +188,7 @@ fn an_in_thread_region_is_dropped_while_threads_fault_in_another() {
     const THREADS: usize = 16;
     const PAGES: usize = 16_384;
     let _watchdog = watchdog("drop beside faults", HUNG);
-    let config = || config(4, Install::Auto).mode(Mode::InThread);
+    let config = || config(4, Install::Auto).mode(FaultMode::InThread);
     let store = || mem_store(ByteCount::mib(128));
     let Some(busy) = region(config(), store()) else { return };
     let base = busy.map(ByteCount::mib(64)).expect("there is room").as_ptr() as usize;
@@ -249,7 +249,7 @@ fn default_action() {
 
 /// A region whose first page is resident; its address.
 fn one_page() -> Option<(Region, usize)> {
-    let config = config(64, Install::Auto).mode(Mode::InThread);
+    let config = config(64, Install::Auto).mode(FaultMode::InThread);
     let region = region(config, mem_store(ByteCount::mib(64)))?;
     let base = region.map(ByteCount::mib(1)).expect("there is room").as_ptr() as usize;
     write_word(base, 7);

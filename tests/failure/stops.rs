@@ -5,7 +5,7 @@ use crate::harness::{Far, config, in_child, stamp, wait_until};
 use farheap::ByteCount;
 use farheap::manager::MemoryManager;
 use farheap::pool::PoolConfig;
-use farheap::region::{Install, Mode};
+use farheap::region::{Install, FaultMode};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -77,7 +77,7 @@ fn memory_is_waited_for_in_time_that_the_process_has() {
 }
 
 /// Threads wait for a device that does not answer, while the process is stopped; it answers then.
-fn stop_under_reads(mode: Mode) {
+fn stop_under_reads(mode: FaultMode) {
     let config = config(4, Install::Auto).mode(mode).deadline(DEADLINE);
     let Some(far) = Far::new(config, PAGES, 1) else { return };
     far.store(0..PAGES);
@@ -96,14 +96,14 @@ fn stop_under_reads(mode: Mode) {
 #[test]
 fn a_read_is_waited_for_in_time_that_the_process_has() {
     let name = "stops::a_read_is_waited_for_in_time_that_the_process_has";
-    let Some(ended) = in_child(name, || stop_under_reads(Mode::default())) else { return };
+    let Some(ended) = in_child(name, || stop_under_reads(FaultMode::default())) else { return };
     ended.expect_success();
 }
 
 #[test]
 fn a_read_is_waited_for_in_time_that_the_process_has_in_thread() {
     let name = "stops::a_read_is_waited_for_in_time_that_the_process_has_in_thread";
-    let Some(ended) = in_child(name, || stop_under_reads(Mode::InThread)) else { return };
+    let Some(ended) = in_child(name, || stop_under_reads(FaultMode::InThread)) else { return };
     ended.expect_success();
 }
 

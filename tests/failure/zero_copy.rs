@@ -5,7 +5,7 @@
 use crate::common::watchdog;
 use crate::harness::{Far, config, stamp};
 use farheap::ByteCount;
-use farheap::region::{Install, Mode, RegionConfig};
+use farheap::region::{Install, FaultMode, RegionConfig};
 use std::fs::File;
 use std::io::{PipeReader, PipeWriter, Read};
 use std::net::{TcpListener, TcpStream};
@@ -178,7 +178,7 @@ fn pipes_of_2m_pages_deliver_what_was_spliced() {
 fn pipes_of_faults_in_thread_deliver_what_was_spliced() {
     for page_kib in [4, 64] {
         let config = config(page_kib, Install::Auto);
-        pipes("pipes, in-thread", config.mode(Mode::InThread));
+        pipes("pipes, in-thread", config.mode(FaultMode::InThread));
     }
 }
 

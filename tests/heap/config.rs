@@ -3,7 +3,7 @@
 //! Guards: the interface.
 
 use crate::common::child::path_of;
-use farheap::config::{Builder, Limit, Metadata, Mode, UserMode, Wipe};
+use farheap::config::{Builder, Limit, Metadata, FaultMode, UserMode, Wipe};
 use farheap::store::MemStore;
 use farheap::{ByteCount, Config, Error, Heap};
 use proptest::prelude::*;
@@ -54,7 +54,7 @@ fn every_key_is_read() {
     assert_eq!(config.poll(), Some(Duration::from_micros(50)));
     assert_eq!(config.user_mode(), UserMode::Far);
     assert!(!config.readahead());
-    assert_eq!(config.mode(), Mode::InThread);
+    assert_eq!(config.mode(), FaultMode::InThread);
     assert!(config.encrypt());
     assert_eq!(config.wipe(), Wipe::Zero);
 }
@@ -261,9 +261,9 @@ prop_compose! {
         poll_ns in proptest::option::of(0u64..=500_000),
         (checksum, readahead) in any::<(bool, bool)>(),
         (user_mode, mode) in prop_oneof![
-            Just((UserMode::Auto, Mode::Handler)),
-            Just((UserMode::Far, Mode::InThread)),
-            Just((UserMode::RequireKernel, Mode::Handler)),
+            Just((UserMode::Auto, FaultMode::Handler)),
+            Just((UserMode::Far, FaultMode::InThread)),
+            Just((UserMode::RequireKernel, FaultMode::Handler)),
         ],
         (encrypt, reserve) in any::<(bool, bool)>(),
         wipe in prop_oneof![Just(Wipe::Off), Just(Wipe::Discard), Just(Wipe::Zero)],

@@ -6,7 +6,7 @@
 
 use crate::common::faulty::FaultyStore;
 use crate::common::{Dice, StopOnDrop, eventually, mem_store, watchdog};
-use farheap::manager::{Account, Effort, MemoryManager, Reclaim, TemporaryMemory};
+use farheap::manager::{Account, ReclaimCost, MemoryManager, Reclaim, TemporaryMemory};
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::region::{Region, RegionConfig};
 use farheap::store::{MemStore, Op, Store};
@@ -364,7 +364,7 @@ fn tables_are_charged_for_what_was_touched_not_for_what_is_reserved() {
 struct Stubborn;
 
 impl Reclaim for Stubborn {
-    fn reclaim(&self, _want: ByteCount, _effort: Effort) -> ByteCount {
+    fn reclaim(&self, _want: ByteCount, _cost: ReclaimCost) -> ByteCount {
         ByteCount::ZERO
     }
 }
@@ -505,7 +505,7 @@ fn counted_memory_above_the_limit_leaves_huge_pages_their_floor() {
 #[test]
 fn counted_memory_above_the_limit_leaves_threads_that_serve_themselves_their_floor() {
     let _watch = watchdog("in-thread far memory beside counted memory", HANG);
-    let config = RegionConfig::new().mode(farheap::region::Mode::InThread);
+    let config = RegionConfig::new().mode(farheap::region::FaultMode::InThread);
     let (limit, page) = (ByteCount::mib(64), ByteCount::kib(64));
     far_memory_lives_on_its_floor_beside_counted_memory(limit, page, config);
 }

@@ -6,7 +6,7 @@
 
 use crate::common::child::alone;
 use crate::common::numbered::{add_pages, await_given_back, fill, holds};
-use farheap::manager::{Donation, Effort, MemoryManager, Reclaim};
+use farheap::manager::{Donation, ReclaimCost, MemoryManager, Reclaim};
 use farheap::pool::PoolConfig;
 use farheap::store::MemStore;
 use farheap::{ByteCount, PageId};
@@ -19,7 +19,7 @@ const LEN: usize = 16 << 20;
 struct Limits(libc::rlim_t);
 
 impl Reclaim for Limits {
-    fn reclaim(&self, _want: ByteCount, _effort: Effort) -> ByteCount {
+    fn reclaim(&self, _want: ByteCount, _cost: ReclaimCost) -> ByteCount {
         ByteCount::ZERO
     }
 

@@ -7,7 +7,7 @@
 
 use crate::common::{Dice, StopOnDrop, eventually, mem_store, region, seed, watchdog};
 use farheap::ByteCount;
-use farheap::region::{Install, Mode, Region, RegionConfig, Stats};
+use farheap::region::{Install, FaultMode, Region, RegionConfig, Stats};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -232,7 +232,7 @@ fn content_is_kept_when_threads_serve_their_own_faults() {
     for (name, page) in [("4k in-thread", 4), ("64k in-thread", 64), ("2m in-thread", 2048)] {
         let config = config(ByteCount::kib(page), Install::Auto);
         let steps = if page == 2048 { 500 } else { 6_000 };
-        hammer(name, config.mode(Mode::InThread), 4, steps);
+        hammer(name, config.mode(FaultMode::InThread), 4, steps);
     }
 }
 
@@ -240,11 +240,11 @@ fn content_is_kept_when_threads_serve_their_own_faults() {
 #[test]
 fn fresh_memory_keeps_its_content_on_its_way_out() {
     for (name, page, mode, threads) in [
-        ("4k fresh", 4, Mode::Handler, 1),
-        ("64k fresh", 64, Mode::Handler, 2),
-        ("64k fresh, in-thread", 64, Mode::InThread, 2),
-        ("64k fresh, encrypted", 64, Mode::Handler, 1),
-        ("1m fresh", 1024, Mode::Handler, 2),
+        ("4k fresh", 4, FaultMode::Handler, 1),
+        ("64k fresh", 64, FaultMode::Handler, 2),
+        ("64k fresh, in-thread", 64, FaultMode::InThread, 2),
+        ("64k fresh, encrypted", 64, FaultMode::Handler, 1),
+        ("1m fresh", 1024, FaultMode::Handler, 2),
     ] {
         let config = config(ByteCount::kib(page), Install::Auto);
         let encrypt = name.contains("encrypted");

@@ -2,7 +2,7 @@
 
 use super::{Check, Verdict};
 use crate::probe::{Features, Limits, Privileges, Probe, Refusal, Uring, Userfaultfd};
-use farheap::config::{Mode, UserMode};
+use farheap::config::{FaultMode, UserMode};
 use farheap::probe::{Memory, Node, Route, try_reserve};
 use farheap::{ByteCount, Config};
 
@@ -45,7 +45,7 @@ pub(super) fn userfaultfd(probe: &Probe, config: Option<&Config>) -> Check {
                 "with user-mode-only faults a system call fails with EFAULT when it reads or \
                  writes far memory that is not resident",
             );
-            let in_thread = config.is_some_and(|config| config.mode() == Mode::InThread);
+            let in_thread = config.is_some_and(|config| config.mode() == FaultMode::InThread);
             match user_mode {
                 UserMode::RequireKernel => {
                     check.meaning("`user_mode:require_kernel` asks for kernel-mode faults")
@@ -111,7 +111,7 @@ pub(super) fn features(found: &Userfaultfd, config: Option<&Config>) -> Option<C
     found.best()?;
     let has = |feature| found.features.contains(feature);
     let mut check = Check::new(NAME, Verdict::Pass, found.features.to_string());
-    let in_thread = config.is_some_and(|config| config.mode() == Mode::InThread);
+    let in_thread = config.is_some_and(|config| config.mode() == FaultMode::InThread);
     for (feature, from, required, meaning) in [
         (Features::MOVE, "6.8", false, NO_MOVE),
         (Features::SIGBUS, "4.14", in_thread, "`mode:in_thread` does not work"),
@@ -257,7 +257,7 @@ fn default_span() -> ByteCount {
     config.expect("the defaults are valid").span()
 }
 
-/// Whether the span can be reserved.
+/// Checks that the span can be reserved.
 pub(super) fn address_space(limits: &Limits, config: Option<&Config>) -> Check {
     let span = config.map_or_else(default_span, Config::span);
     reservation(limits, span, try_reserve(span))

@@ -173,7 +173,7 @@ fn writable(path: &Path, found: &Device) -> Check {
     }
 }
 
-/// Whether other users keep away from what is evicted to a file.
+/// Checks that other users keep away from what is evicted to a file.
 fn owner(path: &Path, found: &Device) -> Check {
     const NAME: &str = "access";
     match found.other_owner {

@@ -4,7 +4,7 @@ use crate::Args;
 use crate::data::Data;
 use crate::index::{FarGraphIndex, GraphConfig, GraphStrategy};
 use farheap::ByteCount;
-use farheap::region::{Mode, RegionConfig};
+use farheap::region::{FaultMode, RegionConfig};
 use farheap::store::{BlockStore, MemStore, Store};
 use farheap_collections::Links;
 use farheap_collections::sub::{Collective, CollectiveConfig};
@@ -68,7 +68,7 @@ fn collective(
         .limit(room)
         .page(args.page)
         // No pointer of a container reaches a system call.
-        .mode(Mode::InThread);
+        .mode(FaultMode::InThread);
     Ok(Arc::new(Collective::create(CollectiveConfig::new().local(local).region(region), store)?))
 }
 

@@ -117,7 +117,7 @@ impl Units<'_> {
         behind
     }
 
-    /// Whether a node tells where units are.
+    /// True if a node tells where units are.
     fn is_above<K, V>(&self, node: Link<K, V>, height: usize) -> bool {
         height >= self.pairs.len() || self.collective.is_local(node.as_ptr())
     }

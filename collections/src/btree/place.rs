@@ -39,7 +39,7 @@ impl TreeStrategy {
         TreeStrategy::LocalVeb,
     ];
 
-    /// Whether shallow nodes go to purely-local memory.
+    /// True if shallow nodes go to purely-local memory.
     #[must_use]
     pub fn uses_local(self) -> bool {
         matches!(self, TreeStrategy::Local | TreeStrategy::LocalDfs | TreeStrategy::LocalVeb)

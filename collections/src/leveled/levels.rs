@@ -57,7 +57,7 @@ impl<K, V> Levels<K, V> {
         node.len() == self.shape(node.level()).capacity
     }
 
-    /// Whether nobody else uses any of the collectives.
+    /// True if nobody else uses any of the collectives.
     pub(super) fn are_alone(&self) -> bool {
         self.levels.iter().all(|(collective, _)| {
             let own = self.levels.iter().filter(|(other, _)| Arc::ptr_eq(other, collective));

@@ -103,7 +103,7 @@ impl<K, V> FarLeveledMap<K, V> {
         self.len
     }
 
-    /// Whether there is no pair.
+    /// True if there is no pair.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0

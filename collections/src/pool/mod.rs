@@ -279,7 +279,7 @@ impl BTree {
         Ok(true)
     }
 
-    /// Whether a child bears the stamp that its parent noted.
+    /// Fails if a child does not bear the stamp that its parent noted.
     fn check_stamp(&self, child: Child, stamp: u64) -> Result<()> {
         if child.stamp == stamp {
             return Ok(());

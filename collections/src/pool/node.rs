@@ -358,7 +358,7 @@ impl Run {
         Run { length: if goes_on { self.length.saturating_add(1) } else { 0 }, last: slot as u16 }
     }
 
-    /// Whether a key that goes to `slot` is one more of several.
+    /// True if a key that goes to `slot` is one more of several.
     pub(super) fn reaches(self, slot: usize) -> bool {
         self.with(slot).length >= RUN_MIN
     }

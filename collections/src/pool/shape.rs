@@ -14,7 +14,7 @@ impl BTree {
         self.pool.payload() / 4
     }
 
-    /// Whether a node can take any entry, or any separator.
+    /// True if a node can take any entry, or any separator.
     fn has_room(&self, node: Node<'_>) -> bool {
         node.used() + self.pool.payload() / ENTRY_MAX_DIVISOR + 8 <= node.room()
     }

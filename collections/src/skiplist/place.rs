@@ -39,7 +39,7 @@ impl ListStrategy {
         ListStrategy::LocalPage,
     ];
 
-    /// Whether tall nodes go to purely-local memory.
+    /// True if tall nodes go to purely-local memory.
     #[must_use]
     pub fn uses_local(self) -> bool {
         matches!(self, ListStrategy::Local | ListStrategy::LocalPage)

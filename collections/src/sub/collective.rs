@@ -208,19 +208,19 @@ impl Collective {
         })
     }
 
-    /// Whether a pointer lies in purely-local memory.
+    /// True if a pointer lies in purely-local memory.
     #[must_use]
     pub fn is_local(&self, ptr: *const u8) -> bool {
         (ptr as usize).wrapping_sub(self.local_base) < self.local_capacity
     }
 
-    /// Whether a pointer lies in this collective's memory.
+    /// True if a pointer lies in this collective's memory.
     #[must_use]
     pub fn contains(&self, ptr: *const u8) -> bool {
         self.is_local(ptr) || self.page_of(ptr).is_some()
     }
 
-    /// Whether two pointers lie in the same page of far memory.
+    /// True if two pointers lie in the same page of far memory.
     #[must_use]
     pub fn share_a_page(&self, a: *const u8, b: *const u8) -> bool {
         self.page_of(a).is_some_and(|page| self.page_of(b) == Some(page))

@@ -33,11 +33,10 @@ pub trait SubAllocator {
     /// memory's store or address space has no more pages.
     fn allocate(&self, layout: Layout) -> Result<NonNull<u8>, AllocError>;
 
-    /// Whether a pointer lies in this sub-allocator's subspace.
+    /// True if a pointer lies in this sub-allocator's subspace.
     fn contains(&self, ptr: *const u8) -> bool;
 
-    /// Whether less than `ratio` of the subspace is in use. `Swappable` has no bound and always
-    /// says yes.
+    /// True if less than `ratio` of the subspace is in use: always for `Swappable`, which has no bound.
     fn occupancy_under(&self, ratio: f64) -> bool;
 }
 

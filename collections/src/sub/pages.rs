@@ -99,7 +99,7 @@ impl Head {
         note[1] = owners | u64::from(self.full_words);
     }
 
-    /// Whether the page holds no object and nobody holds on to it.
+    /// True if the page holds no object and nobody holds on to it.
     #[inline]
     pub(super) fn is_idle(self) -> bool {
         self.used == 0 && self.holds == 0
@@ -206,7 +206,7 @@ impl Pages {
         self.head(page).used as usize * GRANULE
     }
 
-    /// Whether a page holds no object and nobody holds on to it.
+    /// True if a page holds no object and nobody holds on to it.
     pub(super) fn is_idle(&self, page: u32) -> bool {
         self.head(page).is_idle()
     }
@@ -398,7 +398,7 @@ mod tests {
         pages.give(object + 1, layout(48, 8));
     }
 
-    /// Whether an object of three pages from page 1 on can be freed by what a caller says of it.
+    /// True if an object of three pages from page 1 on can be freed by what a caller says of it.
     fn give_large(at: usize, count: usize) -> bool {
         let mut pages = Pages::new(1 << 30, 4096, 8).expect("small arrays");
         pages.take_large((1 << 30) + 4096, 3);

@@ -2,7 +2,7 @@
 
 use crate::common::mem_store;
 use farheap::ByteCount;
-use farheap::region::Mode;
+use farheap::region::FaultMode;
 use farheap_collections::sub::{Collective, CollectiveConfig};
 use farheap_collections::{FarBTreeMap, FarLeveledMap, FarPagedMap, TreeStrategy};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ const PAIRS: u64 = 5_000;
 type Value = [u64; 16];
 
 /// A collective, or `None` with the reason printed where userfaultfd is not permitted.
-fn collective(mode: Mode, local: ByteCount) -> Option<Arc<Collective>> {
+fn collective(mode: FaultMode, local: ByteCount) -> Option<Arc<Collective>> {
     let region = CollectiveConfig::default_region().mode(mode);
     let config = CollectiveConfig::new().local(local).region(region);
     crate::new_collective(config, mem_store(ByteCount::mib(64))).map(Arc::new)
@@ -47,7 +47,7 @@ fn faults(
 #[test]
 fn a_scan_of_a_tree_that_was_fetched_takes_few_faults() {
     for local in [ByteCount::ZERO, ByteCount::kib(200)] {
-        let Some(collective) = collective(Mode::InThread, local) else { return };
+        let Some(collective) = collective(FaultMode::InThread, local) else { return };
         for strategy in [TreeStrategy::Dfs, TreeStrategy::LocalDfs] {
             let map = tree(&collective, strategy);
             let (mut alone, mut fetched) = (0, 0);
@@ -62,7 +62,7 @@ fn a_scan_of_a_tree_that_was_fetched_takes_few_faults() {
 
 #[test]
 fn any_key_and_any_number_of_pairs_can_be_fetched() {
-    let Some(collective) = collective(Mode::InThread, ByteCount::kib(100)) else { return };
+    let Some(collective) = collective(FaultMode::InThread, ByteCount::kib(100)) else { return };
     FarBTreeMap::<u64, Value>::new(collective.clone(), TreeStrategy::Dfs).fetch_from(&1, 10);
     for strategy in TreeStrategy::ALL {
         let map = tree(&collective, strategy);
@@ -76,7 +76,7 @@ fn any_key_and_any_number_of_pairs_can_be_fetched() {
 
 #[test]
 fn a_fetch_with_handler_threads_is_a_prefetch() {
-    let Some(collective) = collective(Mode::Handler, ByteCount::ZERO) else { return };
+    let Some(collective) = collective(FaultMode::Handler, ByteCount::ZERO) else { return };
     let map = tree(&collective, TreeStrategy::Dfs);
     faults(&map, 500, 100, |map| map.fetch_from(&500, 100));
 }
@@ -127,8 +127,8 @@ fn check(collective: &Collective, map: &dyn Paged, capacity: u64) {
 
 #[test]
 fn a_scan_of_a_map_of_pages_that_was_fetched_takes_one_fault() {
-    let Some(leaves) = collective(Mode::InThread, ByteCount::ZERO) else { return };
-    let Some(above) = collective(Mode::InThread, ByteCount::mib(1)) else { return };
+    let Some(leaves) = collective(FaultMode::InThread, ByteCount::ZERO) else { return };
+    let Some(above) = collective(FaultMode::InThread, ByteCount::mib(1)) else { return };
     let mut paged = FarPagedMap::<u64, Value>::new(leaves.clone()).expect("pairs are small");
     for key in 0..PAIRS {
         paged.insert(key, [key; 16]).expect("room");

@@ -3,7 +3,7 @@
 
 use crate::common::{Dice, mem_store, seed, watchdog};
 use farheap::ByteCount;
-use farheap::region::{Mode, RegionConfig};
+use farheap::region::{FaultMode, RegionConfig};
 use farheap_collections::sub::{AllocError, Collective, CollectiveConfig};
 use farheap_collections::{FarLeveledMap, FaultCost, LevelPlan, Refused, Usage};
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ fn collective(page_kib: u64, local_kib: u64) -> Option<Arc<Collective>> {
     let region = CollectiveConfig::default_region();
     let limit = RegionConfig::limit_min(page);
     // A thread that serves its own fault has counted it when it goes on.
-    let mode = Mode::InThread;
+    let mode = FaultMode::InThread;
     let region = region.page(page).limit(limit).span(ByteCount::gib(1)).mode(mode);
     let config = CollectiveConfig::new().local(ByteCount::kib(local_kib)).region(region);
     crate::new_collective(config, mem_store(ByteCount::mib(256))).map(Arc::new)

@@ -90,7 +90,7 @@ private:
             throw;
         }
     }
-    // What either allocated, the other can free.
+    // Objects that either allocated, the other can free.
     template <class U> bool is_of(const Suballocator<U, BlockSize> &other) const noexcept {
         return collective_.get() == other.collective_.get();
     }

@@ -19,7 +19,7 @@
 
 namespace FarMalloc {
 
-// What is asked for in one step: objects of one type, as many as `size` says.
+// Request of one step: `size` objects of one type.
 namespace request {
 template <class T, std::size_t N> struct constant {
     using type = T;
@@ -125,7 +125,7 @@ public:
             [[maybe_unused]] const suballocator ended(std::move(sub));
         }
     }
-    // Whether less than `ratio` of the subspace is in use; true for what has no bound.
+    // True if less than `ratio` of the subspace is in use; true for what has no bound.
     static constexpr bool is_occupancy_under(Allocator &alloc, double ratio) {
         if constexpr (requires { alloc.is_occupancy_under(ratio); }) {
             return alloc.is_occupancy_under(ratio);

@@ -369,30 +369,30 @@ static void tiers_have_names_and_memory_of_their_own(farheap_heap *heap) {
     OK(farheap_heap_free(cold));
 }
 
-static void arenas_go_at_once(void) {
-    farheap_arena *arena = NULL;
-    FAILS(FARHEAP_E_ARGUMENT, farheap_arena_new(FARHEAP_POLICY, &arena));
-    CHECK(!arena);
+static void bump_allocators_go_at_once(void) {
+    farheap_bump *bump = NULL;
+    FAILS(FARHEAP_E_ARGUMENT, farheap_bump_new(FARHEAP_POLICY, &bump));
+    CHECK(!bump);
     for (int far = 0; far < 2; far++) {
-        OK(farheap_arena_new(far ? FARHEAP_FAR : FARHEAP_LOCAL, &arena));
+        OK(farheap_bump_new(far ? FARHEAP_FAR : FARHEAP_LOCAL, &bump));
         for (size_t size = 1; size <= MIB; size *= 2) {
-            char *block = farheap_arena_allocate(arena, size, 64);
+            char *block = farheap_bump_allocate(bump, size, 64);
             CHECK(block && (uintptr_t)block % 64 == 0 && far_contains(block) == (far == 1));
             memset(block, 9, size);
         }
-        void *last = farheap_arena_allocate(arena, 0, 1);
+        void *last = farheap_bump_allocate(bump, 0, 1);
         CHECK(last);
-        OK(farheap_arena_deallocate(arena, last, 0, 1));
-        OK(farheap_arena_deallocate(arena, NULL, 0, 1));
-        NOTHING(FARHEAP_E_ARGUMENT, farheap_arena_allocate(arena, 8, 3));
+        OK(farheap_bump_deallocate(bump, last, 0, 1));
+        OK(farheap_bump_deallocate(bump, NULL, 0, 1));
+        NOTHING(FARHEAP_E_ARGUMENT, farheap_bump_allocate(bump, 8, 3));
         uint64_t reserved = 0;
-        OK(farheap_arena_reserved(arena, &reserved));
+        OK(farheap_bump_reserved(bump, &reserved));
         CHECK(reserved >= 2 * MIB);
-        OK(farheap_arena_free(arena));
-        FAILS(FARHEAP_E_HANDLE, farheap_arena_free(arena));
-        NOTHING(FARHEAP_E_HANDLE, farheap_arena_allocate(arena, 8, 8));
+        OK(farheap_bump_free(bump));
+        FAILS(FARHEAP_E_HANDLE, farheap_bump_free(bump));
+        NOTHING(FARHEAP_E_HANDLE, farheap_bump_allocate(bump, 8, 8));
     }
-    OK(farheap_arena_free(NULL));
+    OK(farheap_bump_free(NULL));
 }
 
 int main(void) {
@@ -406,7 +406,7 @@ int main(void) {
     data_larger_than_the_limit_comes_back(heap);
     more_than_limit_and_device_hold_is_refused();
     tiers_have_names_and_memory_of_their_own(heap);
-    arenas_go_at_once();
+    bump_allocators_go_at_once();
     there_is_one_heap(heap);
     CHECK(farheap_last_errno() == 0);
     return 0;

@@ -158,9 +158,9 @@ static void numbers_of_a_manager(void) {
     OK(farheap_manager_free(m));
 }
 
-static uint64_t lie(void *userdata, uint64_t want, farheap_effort effort) {
+static uint64_t lie(void *userdata, uint64_t want, farheap_reclaim_cost cost) {
     farheap_manager_stats stats = {.size = sizeof stats};
-    (void)want, (void)effort;
+    (void)want, (void)cost;
     OK(farheap_manager_stats_get(userdata, &stats)); /* looking is allowed */
     return UINT64_MAX;
 }

@@ -66,8 +66,8 @@ static void told(void *userdata, farheap_pressure event, uint64_t bytes) {
     (void)userdata, (void)event, (void)bytes;
 }
 
-static uint64_t reclaim(void *userdata, uint64_t want, farheap_effort effort) {
-    (void)userdata, (void)want, (void)effort;
+static uint64_t reclaim(void *userdata, uint64_t want, farheap_reclaim_cost cost) {
+    (void)userdata, (void)want, (void)cost;
     return 0;
 }
 

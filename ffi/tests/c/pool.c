@@ -424,10 +424,10 @@ struct cache {
     farheap_status freed;
 };
 
-static uint64_t give_way(void *userdata, uint64_t want, farheap_effort effort) {
+static uint64_t give_way(void *userdata, uint64_t want, farheap_reclaim_cost cost) {
     struct cache *cache = userdata;
     (void)want;
-    if (effort < FARHEAP_EFFORT_CLEAN) return 0;
+    if (cost < FARHEAP_COST_REREAD) return 0;
     uint64_t bytes = __atomic_exchange_n(&cache->bytes, 0, __ATOMIC_RELAXED);
     if (bytes == 0) return 0;
     if (farheap_account_uncharge(cache->account, bytes) != FARHEAP_OK) return 0;

@@ -165,8 +165,8 @@ static void accounts() {
     limit.set_deadline_ms(50);
     account plans(limit, "plans");
     std::uint64_t held = 0;
-    plans.on_reclaim([&](std::uint64_t, farheap_effort effort) -> std::uint64_t {
-        if (effort == FARHEAP_EFFORT_SPARE) throw std::runtime_error("stays in C++");
+    plans.on_reclaim([&](std::uint64_t, farheap_reclaim_cost cost) -> std::uint64_t {
+        if (cost == FARHEAP_COST_FREE) throw std::runtime_error("stays in C++");
         const std::uint64_t bytes = __atomic_exchange_n(&held, 0, __ATOMIC_RELAXED);
         plans.uncharge(bytes);
         return bytes;
@@ -414,7 +414,7 @@ static void one_limit_for_all() {
     far->shutdown();
 }
 
-static void tiers_and_arenas(heap &far) {
+static void tiers_and_bumps(heap &far) {
     heap cold = far.add_tier("cold", "far_limit:8MiB,capacity:64MiB,page:64KiB");
     throws<error>(FARHEAP_E_CONFIG, [&] { (void)far.add_tier("cold", "far_limit:8MiB"); });
     throws<error>(FARHEAP_E_NOT_RUNNING, [] { (void)heap::tier("warm"); });
@@ -426,7 +426,7 @@ static void tiers_and_arenas(heap &far) {
         CHECK(cold.memory().metadata_bytes > 0 && column[mib - 1] == 3);
     }
     for (farheap_placement placement : {FARHEAP_LOCAL, FARHEAP_FAR, cold.placement()}) {
-        arena_resource query(placement);
+        bump_resource query(placement);
         auto *map = new (query.allocate(sizeof(std::pmr::map<int, std::pmr::string>)))
             std::pmr::map<int, std::pmr::string>(&query);
         for (int i = 0; i < 1000; i++) map->emplace(i, std::string(i % 100, 'x'));
@@ -444,7 +444,7 @@ static void tiers_and_arenas(heap &far) {
 }
 
 static void far_containers(heap &far) {
-    tiers_and_arenas(far);
+    tiers_and_bumps(far);
     far_resource ssd;
     local_resource ram;
     std::pmr::vector<int> column{&ssd};

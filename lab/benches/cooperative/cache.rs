@@ -8,7 +8,7 @@ use crate::options::Options;
 use crate::random::Random;
 use crate::run::Beside;
 use farheap::ByteCount;
-use farheap::manager::{Account, Effort, MemoryManager, Reclaim};
+use farheap::manager::{Account, ReclaimCost, MemoryManager, Reclaim};
 use std::collections::{HashMap, VecDeque};
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -89,17 +89,17 @@ impl Keeper {
 }
 
 impl Reclaim for Keeper {
-    fn reclaim(&self, want: ByteCount, effort: Effort) -> ByteCount {
+    fn reclaim(&self, want: ByteCount, cost: ReclaimCost) -> ByteCount {
         let gives = match self.place {
             Place::Fixed(_) => false,
             // Computed again at the cost of processor time, without a device.
-            Place::First | Place::FirstWithFloor(_) => effort >= Effort::Clean,
-            Place::Last => effort >= Effort::Write,
+            Place::First | Place::FirstWithFloor(_) => cost >= ReclaimCost::Reread,
+            Place::Last => cost >= ReclaimCost::WriteBack,
         };
         ByteCount(if gives { self.drop_some(want.get()) } else { 0 })
     }
 
-    fn cost(&self, _effort: Effort) -> u32 {
+    fn order(&self, _cost: ReclaimCost) -> u32 {
         if self.place == Place::Last { 1_000 } else { 1 }
     }
 }

@@ -29,7 +29,7 @@ mod steps;
 mod workload;
 
 use clap::Parser;
-use farheap::region::{Mode, RegionConfig};
+use farheap::region::{FaultMode, RegionConfig};
 use farheap_collections::sub::CollectiveConfig;
 use report::Row;
 use run::{Built, Outcome, Variant};
@@ -132,7 +132,7 @@ impl Args {
         CollectiveConfig::default_region()
             .limit(run::ample(n))
             // No pointer of a container reaches a system call.
-            .mode(if self.handlers { Mode::Handler } else { Mode::InThread })
+            .mode(if self.handlers { FaultMode::Handler } else { FaultMode::InThread })
     }
 
     fn variants(&self) -> Outcome<Vec<Variant>> {

@@ -5,7 +5,7 @@
 use super::*;
 use std::collections::HashMap;
 
-/// Has a far block of this size at hand: one that was freed.
+/// Puts a far block of this size at hand: one that was freed.
 fn have_at_hand(size: usize) {
     let block = c_malloc::allocate(size, 16, Some(Placement::Far), false).expect("memory");
     // SAFETY: allocated just now, not used any more.

@@ -60,12 +60,12 @@ impl Allowance {
         self.taken.load(Relaxed)
     }
 
-    /// Whether caches have more than all of them may have together.
+    /// True if caches have more than all of them may have together.
     pub(super) fn is_exceeded(&self) -> bool {
         self.taken() > self.total()
     }
 
-    /// Whether a cache was refused its fair share since the last call: others have more than theirs.
+    /// True if a cache was refused its fair share since the last call: others have more than theirs.
     pub(super) fn take_refused(&self) -> bool {
         self.refused.load(Relaxed) && self.refused.swap(false, Relaxed)
     }

@@ -76,7 +76,7 @@ impl BiasedLock {
         self.revoked.load(Relaxed)
     }
 
-    /// Whether the owner is outside, if asked when it is revoked and after a barrier.
+    /// True if the owner is outside, if asked when it is revoked and after a barrier.
     pub(super) fn is_idle(&self) -> bool {
         // Pairs with the Release in `leave`.
         !self.busy.load(Acquire)

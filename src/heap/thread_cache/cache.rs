@@ -205,14 +205,14 @@ impl ThreadCache {
         self.owned.store(false, Release);
     }
 
-    /// Whether nothing has happened in the cache since the last call; told once per idle time.
+    /// True if nothing has happened in the cache since the last call; told once per idle time.
     pub(in crate::heap) fn has_become_idle(&self) -> bool {
         let now = self.counts.traffic();
         let idle = self.seen.swap(now, Relaxed) == now;
         idle && self.flushed.swap(now, Relaxed) != now
     }
 
-    /// Whether the cache may keep more than its fair share.
+    /// True if the cache may keep more than its fair share.
     pub(in crate::heap) fn has_too_much(&self) -> bool {
         self.part.bytes() > self.allowance.share()
     }
@@ -444,7 +444,7 @@ impl Contents {
         }
     }
 
-    /// Has objects up to this size go through jemalloc's cache, if there is one or one can be had.
+    /// Sends objects up to this size through jemalloc's cache, if there is one or one can be made.
     #[cold]
     fn cache_up_to(&mut self, most: usize) {
         let Some(arena) = self.arena else { return };

@@ -86,7 +86,7 @@ impl ThreadCaches {
         ByteCount(self.allowance.taken() as u64)
     }
 
-    /// Whether some caches have more than their share while others need it: one was refused its
+    /// True if some caches have more than their share while others need it: one was refused its
     /// share since the last call, or all may have less than before.
     pub(in crate::heap) fn some_have_too_much(&self) -> bool {
         self.allowance.take_refused() | self.allowance.is_exceeded()

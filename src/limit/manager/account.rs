@@ -5,7 +5,7 @@ use crate::base::local::keep_local;
 use crate::base::sync::Ordering;
 use crate::base::units::ByteCount;
 use crate::limit::budget::Budget;
-use crate::limit::manager::consumer::{Effort, Reclaim};
+use crate::limit::manager::consumer::{ReclaimCost, Reclaim};
 use crate::limit::manager::member::Member;
 use crate::limit::manager::report::Pressure;
 use crate::limit::manager::shared::Shared;
@@ -170,7 +170,7 @@ impl Account {
         manager.call_if_low();
     }
 
-    /// Whether there are others to give way: the manager may have ended.
+    /// True if there are others to give way: the manager may have ended.
     pub(crate) fn may_ask(&self) -> bool {
         self.manager.strong_count() > 0
     }
@@ -181,9 +181,9 @@ impl Account {
     }
 
     /// Asks others for memory without waiting, from a thread that must not wait, at no more than
-    /// `effort` (clean or written): what they gave is told by [`Reclaim::room_made`].
-    pub(crate) fn ask(&self, want: ByteCount, effort: Effort) {
-        self.member.asks_for_writes.store(effort == Effort::Write, Ordering::Relaxed);
+    /// `cost` ([`ReclaimCost::Reread`] or above): what they gave is told by [`Reclaim::room_made`].
+    pub(crate) fn ask(&self, want: ByteCount, cost: ReclaimCost) {
+        self.member.asks_for_writes.store(cost == ReclaimCost::WriteBack, Ordering::Relaxed);
         self.member.asks.fetch_max(want.0, Ordering::Relaxed);
         match self.manager.upgrade() {
             Some(manager) => manager.bell.ring(),

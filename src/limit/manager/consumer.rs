@@ -5,18 +5,18 @@ use crate::limit::donation::Donation;
 
 /// Cost of freeing bytes, cheapest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Effort {
+pub enum ReclaimCost {
     /// Memory that holds nothing.
-    Spare,
+    Free,
     /// Data that the device or the host can give again: clean pages.
-    Clean,
+    Reread,
     /// Data that has to be written first.
-    Write,
+    WriteBack,
 }
 
-impl Effort {
+impl ReclaimCost {
     /// All of them, cheapest first.
-    pub const ALL: [Effort; 3] = [Effort::Spare, Effort::Clean, Effort::Write];
+    pub const ALL: [ReclaimCost; 3] = [ReclaimCost::Free, ReclaimCost::Reread, ReclaimCost::WriteBack];
 }
 
 /// A consumer that can give memory back: a buffer pool, a far heap, a host's plan or result cache.
@@ -27,17 +27,17 @@ impl Effort {
 ///
 /// # Examples
 /// ```
-/// use farheap::manager::{Account, Effort, MemoryManager, Reclaim};
+/// use farheap::manager::{Account, ReclaimCost, MemoryManager, Reclaim};
 /// use farheap::ByteCount;
 /// use std::sync::{Arc, Mutex, Weak};
 ///
 /// struct PlanCache(Account, Mutex<Vec<Vec<u8>>>);
 ///
 /// impl Reclaim for PlanCache {
-///     fn reclaim(&self, want: ByteCount, effort: Effort) -> ByteCount {
+///     fn reclaim(&self, want: ByteCount, cost: ReclaimCost) -> ByteCount {
 ///         let mut freed = 0;
 ///         let mut plans = self.1.lock().unwrap_or_else(|e| e.into_inner());
-///         while effort >= Effort::Clean && freed < want.get() {
+///         while cost >= ReclaimCost::Reread && freed < want.get() {
 ///             let Some(plan) = plans.pop() else { break };
 ///             freed += plan.len() as u64;
 ///         }
@@ -60,12 +60,12 @@ impl Effort {
 /// # Ok::<(), farheap::Error>(())
 /// ```
 pub trait Reclaim: Send + Sync {
-    /// Frees about `want` bytes, spending no more than `effort`, and returns how many it freed
+    /// Frees about `want` bytes, spending no more than `cost`, and returns how many it freed
     /// (it has uncharged them).
-    fn reclaim(&self, want: ByteCount, effort: Effort) -> ByteCount;
+    fn reclaim(&self, want: ByteCount, cost: ReclaimCost) -> ByteCount;
 
-    /// The order among consumers at the same effort: the lowest cost is asked first.
-    fn cost(&self, _effort: Effort) -> u32 {
+    /// The consumer's place in the order of those at the same cost: the lowest is asked first.
+    fn order(&self, _cost: ReclaimCost) -> u32 {
         100
     }
 

@@ -40,7 +40,7 @@ mod tests;
 #[doc(hidden)]
 pub use crate::limit::donation::Donation;
 pub use crate::limit::manager::account::Account;
-pub use crate::limit::manager::consumer::{Effort, Reclaim};
+pub use crate::limit::manager::consumer::{ReclaimCost, Reclaim};
 pub use crate::limit::manager::report::Pressure;
 pub use crate::limit::manager::spill::Spill;
 pub use crate::limit::manager::stats::{ConsumerStats, ManagerStats};
@@ -153,7 +153,7 @@ impl MemoryManager {
         Ok(Account::new(member, shared))
     }
 
-    /// Whether this process made the manager, and not the one that it was forked from.
+    /// True if this process made the manager, and not the one that it was forked from.
     #[must_use]
     pub fn is_here(&self) -> bool {
         !self.shared.is_foreign()

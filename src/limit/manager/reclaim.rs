@@ -6,7 +6,7 @@ use crate::base::sync::Ordering;
 use crate::base::units::ByteCount;
 use crate::limit::admission;
 use crate::limit::donation::Donation;
-use crate::limit::manager::consumer::{Effort, Reclaim};
+use crate::limit::manager::consumer::{ReclaimCost, Reclaim};
 use crate::limit::manager::member::Member;
 use crate::limit::manager::report::Pressure;
 use crate::limit::manager::shared::{CONSUMERS_MAX, RETRY_AFTER, Shared};
@@ -34,8 +34,8 @@ struct Ask<'a> {
     only: Option<&'a Arc<Member>>,
     /// Every consumer but the one that asks.
     others: bool,
-    /// The dearest effort.
-    effort: Effort,
+    /// The highest cost.
+    cost: ReclaimCost,
 }
 
 impl Ask<'_> {
@@ -90,7 +90,7 @@ impl Shared {
             let asking = Some(account);
             // Above its own ceiling a consumer can only take from itself.
             let only = asking.filter(|_| budget.own_free() < missing);
-            let ask = Ask { asking, only, others: false, effort: Effort::Write };
+            let ask = Ask { asking, only, others: false, cost: ReclaimCost::WriteBack };
             self.reclaim_from(ask, ByteCount(missing.0.max(least)))
         };
         let room = || match self.is_temporary(account) {
@@ -127,14 +127,14 @@ impl Shared {
 
     /// Asks all consumers for `want` bytes.
     pub(super) fn reclaim(&self, want: ByteCount) -> ByteCount {
-        let ask = Ask { asking: None, only: None, others: false, effort: Effort::Write };
+        let ask = Ask { asking: None, only: None, others: false, cost: ReclaimCost::WriteBack };
         self.reclaim_from(ask, want)
     }
 
     /// Asks everybody else for `want` bytes.
     pub(super) fn reclaim_for(&self, member: &Arc<Member>, want: ByteCount) -> ByteCount {
-        let effort = Effort::Write;
-        let ask = Ask { asking: Some(member), only: None, others: true, effort };
+        let cost = ReclaimCost::WriteBack;
+        let ask = Ask { asking: Some(member), only: None, others: true, cost };
         self.reclaim_from(ask, want)
     }
 
@@ -144,7 +144,7 @@ impl Shared {
             let over = member.budget.charged().0.saturating_sub(member.budget.limit().0);
             if over > 0 {
                 let (asking, only) = (Some(&member), Some(&member));
-                let ask = Ask { asking, only, others: false, effort: Effort::Write };
+                let ask = Ask { asking, only, others: false, cost: ReclaimCost::WriteBack };
                 self.reclaim_from(ask, ByteCount(over));
             }
         }
@@ -160,8 +160,8 @@ impl Shared {
             }
             let asking = Some(&member);
             let writes = member.asks_for_writes.load(Ordering::Relaxed);
-            let effort = if writes { Effort::Write } else { Effort::Clean };
-            let ask = Ask { asking, only: None, others: true, effort };
+            let cost = if writes { ReclaimCost::WriteBack } else { ReclaimCost::Reread };
+            let ask = Ask { asking, only: None, others: true, cost };
             let freed = self.reclaim_from(ask, want);
             if let Some(reclaimer) = member.reclaimer() {
                 self.guarded(&member, || reclaimer.room_made(freed));
@@ -184,17 +184,17 @@ impl Shared {
         }
         let members = &mut members[..count];
         let mut freed = 0;
-        for effort in Effort::ALL.into_iter().filter(|effort| *effort <= ask.effort) {
+        for cost in ReclaimCost::ALL.into_iter().filter(|cost| *cost <= ask.cost) {
             members.sort_by_key(|asked| {
                 let (member, reclaimer) = asked.as_ref()?;
-                self.guarded(member, || reclaimer.cost(effort))
+                self.guarded(member, || reclaimer.order(cost))
             });
             for (member, reclaimer) in members.iter().flatten() {
                 let tables = self.guarded(member, || reclaimer.metadata()).unwrap_or_default();
                 let bytes = ask.room(member, tables).min(want.0.saturating_sub(freed));
                 if bytes > 0 {
-                    let got = self.call_reclaimer(member, &**reclaimer, ByteCount(bytes), effort);
-                    self.counts.reclaimed[effort as usize].add(got.0);
+                    let got = self.call_reclaimer(member, &**reclaimer, ByteCount(bytes), cost);
+                    self.counts.reclaimed[cost as usize].add(got.0);
                     member.counts.gave.add(got.0);
                     freed += got.0;
                 }
@@ -223,7 +223,7 @@ impl Shared {
             let before = donation.charged();
             self.guarded(&member, || reclaimer.donate(&mut donation));
             let got = donation.charged().0 - before.0;
-            self.counts.reclaimed[Effort::Clean as usize].add(got);
+            self.counts.reclaimed[ReclaimCost::Reread as usize].add(got);
             member.counts.gave.add(got);
         }
         let lost = donation.lost();
@@ -238,9 +238,9 @@ impl Shared {
         member: &Arc<Member>,
         reclaimer: &dyn Reclaim,
         want: ByteCount,
-        effort: Effort,
+        cost: ReclaimCost,
     ) -> ByteCount {
-        let call = || reclaimer.reclaim(want, effort);
+        let call = || reclaimer.reclaim(want, cost);
         self.guarded(member, call).unwrap_or(ByteCount::ZERO)
     }
 
@@ -260,7 +260,7 @@ impl Shared {
         result.ok()
     }
 
-    /// Whether this thread is in a call to a reclaimer, which cannot wait for itself.
+    /// True if this thread is in a call to a reclaimer, which cannot wait for itself.
     pub(super) fn is_reclaiming() -> bool {
         RECLAIMING.get()
     }

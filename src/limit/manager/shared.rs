@@ -119,7 +119,7 @@ impl Shared {
         Duration::from_millis(self.deadline_ms.load(Ordering::Relaxed))
     }
 
-    /// Whether this process is a forked child of the manager's.
+    /// True if this process is a forked child of the manager's.
     pub(super) fn is_foreign(&self) -> bool {
         !self.born.is_here()
     }
@@ -303,7 +303,7 @@ impl Shared {
     }
 }
 
-/// Whether consumers are above the limit, and whether that was told.
+/// State of consumers above the limit: if they are, and if that was told.
 #[derive(Debug, Default)]
 pub(super) struct Over {
     since: Option<Instant>,

@@ -37,12 +37,12 @@ macro_rules! for_manager_stats {
                 spilled_bytes: bytes "of it spilled";
             }
             "reclaimed" {
-                /// Bytes reclaimed that were spare.
-                reclaimed_spare_bytes: total "spare";
-                /// Bytes reclaimed that were clean.
-                reclaimed_clean_bytes: total "clean";
-                /// Bytes reclaimed that had to be written.
-                reclaimed_written_bytes: total "written";
+                /// Bytes reclaimed that held nothing.
+                reclaimed_free_bytes: total "free";
+                /// Bytes reclaimed whose data can be read again.
+                reclaimed_reread_bytes: total "reread";
+                /// Bytes reclaimed whose data had to be written first.
+                reclaimed_write_back_bytes: total "write-back";
             }
             "work" {
                 /// Charges that had to reclaim themselves.
@@ -106,7 +106,7 @@ for_consumer_stats!(statistics (
 /// Counters of a manager.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
-    /// Bytes, by effort.
+    /// Bytes, by cost.
     pub(super) reclaimed: [Counter; 3],
     pub(super) direct: Counter,
     pub(super) background: Counter,
@@ -130,10 +130,10 @@ pub(super) struct ConsumerCounts {
 
 impl Counts {
     pub(super) fn show(&self, stats: &mut ManagerStats) {
-        let [spare, clean, written] = [0, 1, 2].map(|at| ByteCount(self.reclaimed[at].reading()));
-        stats.reclaimed_spare_bytes = spare;
-        stats.reclaimed_clean_bytes = clean;
-        stats.reclaimed_written_bytes = written;
+        let [free, reread, write_back] = [0, 1, 2].map(|at| ByteCount(self.reclaimed[at].reading()));
+        stats.reclaimed_free_bytes = free;
+        stats.reclaimed_reread_bytes = reread;
+        stats.reclaimed_write_back_bytes = write_back;
         stats.direct = self.direct.reading();
         stats.background = self.background.reading();
         stats.failed = self.failed.reading();

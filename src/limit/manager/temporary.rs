@@ -87,7 +87,7 @@ impl MemoryManager {
         }
     }
 
-    /// Whether this exceeds what temporary memory may have even when all others give way.
+    /// True if this exceeds what temporary memory may have even when all others give way.
     fn can_never_fit(&self, len: ByteCount) -> bool {
         let account = self.temporary();
         let exceeds = || account.used().0.saturating_add(len.0) > account.ceiling().0;
@@ -179,7 +179,7 @@ impl TemporaryMemory {
         false
     }
 
-    /// Whether it is memory beyond the limit.
+    /// True if it is memory beyond the limit.
     #[must_use]
     pub fn is_spilled(&self) -> bool {
         matches!(self.home, Home::Spilled(_))

@@ -11,12 +11,12 @@ use std::sync::{Mutex, Weak};
 struct Cache {
     account: Account,
     held: AtomicU64,
-    effort: Effort,
+    cost: ReclaimCost,
 }
 
 impl Reclaim for Cache {
-    fn reclaim(&self, want: ByteCount, effort: Effort) -> ByteCount {
-        if effort < self.effort {
+    fn reclaim(&self, want: ByteCount, cost: ReclaimCost) -> ByteCount {
+        if cost < self.cost {
             return ByteCount::ZERO;
         }
         let give = want.0.min(self.held.load(Ordering::Relaxed));
@@ -26,11 +26,11 @@ impl Reclaim for Cache {
     }
 }
 
-fn cache(manager: &MemoryManager, effort: Effort, bytes: ByteCount) -> Arc<Cache> {
+fn cache(manager: &MemoryManager, cost: ReclaimCost, bytes: ByteCount) -> Arc<Cache> {
     let account = manager.join("cache").expect("room");
     manager.charge(&account, bytes).expect("fits");
     let held = AtomicU64::new(bytes.0);
-    let cache = Arc::new(Cache { account: account.clone(), held, effort });
+    let cache = Arc::new(Cache { account: account.clone(), held, cost });
     let weak: Weak<Cache> = Arc::downgrade(&cache);
     account.set_reclaimer(weak);
     cache
@@ -45,8 +45,8 @@ fn start(mib: u64) -> Arc<MemoryManager> {
 #[test]
 fn the_cheapest_consumer_gives_way_first() {
     let manager = start(64);
-    let dear = cache(&manager, Effort::Write, ByteCount::mib(30));
-    let cheap = cache(&manager, Effort::Clean, ByteCount::mib(30));
+    let dear = cache(&manager, ReclaimCost::WriteBack, ByteCount::mib(30));
+    let cheap = cache(&manager, ReclaimCost::Reread, ByteCount::mib(30));
     let memory = manager.allocate_temporary(ByteCount::mib(24)).expect("cheap gives way");
     assert!(cheap.account.used() <= ByteCount::mib(10));
     assert_eq!(dear.account.used(), ByteCount::mib(30));
@@ -58,7 +58,7 @@ fn the_cheapest_consumer_gives_way_first() {
 #[test]
 fn a_floor_is_kept_from_others() {
     let manager = start(64);
-    let cache = cache(&manager, Effort::Clean, ByteCount::mib(60));
+    let cache = cache(&manager, ReclaimCost::Reread, ByteCount::mib(60));
     cache.account.set_floor(ByteCount::mib(40)).expect("below the limit");
     let error = manager.allocate_temporary(ByteCount::mib(30)).expect_err("floor");
     assert!(error.to_string().contains("cache"), "{error}");
@@ -122,7 +122,7 @@ fn a_limit_below_what_is_pinned_is_refused_and_the_old_one_stays() {
     let manager = start(64);
     let pinned = manager.join("pinned").expect("room");
     manager.charge(&pinned, ByteCount::mib(20)).expect("fits");
-    let _cache = cache(&manager, Effort::Clean, ByteCount::mib(30));
+    let _cache = cache(&manager, ReclaimCost::Reread, ByteCount::mib(30));
     let error = manager.set_limit(ByteCount::mib(10)).expect_err("20 MiB are pinned");
     assert!(error.to_string().contains("pinned 20"), "{error}");
     assert_eq!(manager.limit(), ByteCount::mib(64));
@@ -182,9 +182,9 @@ fn a_budget_of_a_consumer_is_part_of_the_limit() {
 /// A reclaimer that is a closure.
 struct By<F>(F);
 
-impl<F: Fn(ByteCount, Effort) -> ByteCount + Send + Sync> Reclaim for By<F> {
-    fn reclaim(&self, want: ByteCount, effort: Effort) -> ByteCount {
-        (self.0)(want, effort)
+impl<F: Fn(ByteCount, ReclaimCost) -> ByteCount + Send + Sync> Reclaim for By<F> {
+    fn reclaim(&self, want: ByteCount, cost: ReclaimCost) -> ByteCount {
+        (self.0)(want, cost)
     }
 
     fn describe_held(&self) -> String {
@@ -194,7 +194,7 @@ impl<F: Fn(ByteCount, Effort) -> ByteCount + Send + Sync> Reclaim for By<F> {
 
 fn join_with<F>(manager: &MemoryManager, name: &str, reclaim: F) -> (Account, Arc<By<F>>)
 where
-    F: Fn(ByteCount, Effort) -> ByteCount + Send + Sync + 'static,
+    F: Fn(ByteCount, ReclaimCost) -> ByteCount + Send + Sync + 'static,
 {
     let account = manager.join(name).expect("room");
     let by = Arc::new(By(reclaim));
@@ -239,7 +239,7 @@ fn a_reclaimer_that_panics_is_told_of_and_not_asked_again() {
     manager.on_pressure(on_pressure).expect("the first callback");
     let (account, _by) = join_with(&manager, "panics", |_, _| broken_reclaimer());
     manager.charge(&account, ByteCount::mib(10)).expect("fits");
-    let cache = cache(&manager, Effort::Write, ByteCount::mib(5));
+    let cache = cache(&manager, ReclaimCost::WriteBack, ByteCount::mib(5));
     let memory = manager.allocate_temporary(ByteCount::mib(4)).expect("the other gives way");
     assert!(cache.account.used() < ByteCount::mib(5));
     drop(memory);
@@ -336,7 +336,7 @@ fn a_floor_that_is_set_while_a_resize_waits_for_its_turn_is_kept() {
 #[test]
 fn a_ceiling_survives_a_resize_and_what_is_above_it_goes_in_the_background() {
     let manager = start(64);
-    let cache = cache(&manager, Effort::Clean, ByteCount::mib(30));
+    let cache = cache(&manager, ReclaimCost::Reread, ByteCount::mib(30));
     cache.account.set_ceiling(ByteCount::mib(10));
     let began = Instant::now();
     while cache.account.used() > ByteCount::mib(10) {
@@ -354,7 +354,7 @@ fn a_ceiling_survives_a_resize_and_what_is_above_it_goes_in_the_background() {
 struct Told<F>(F);
 
 impl<F: Fn(ByteCount) + Send + Sync> Reclaim for Told<F> {
-    fn reclaim(&self, _want: ByteCount, _effort: Effort) -> ByteCount {
+    fn reclaim(&self, _want: ByteCount, _cost: ReclaimCost) -> ByteCount {
         ByteCount::ZERO
     }
 
@@ -404,7 +404,7 @@ fn what_a_consumer_leaves_charged_is_free_when_it_has_left() {
 #[test]
 fn counted_memory_pushes_others_out() {
     let manager = start(64);
-    let cache = cache(&manager, Effort::Clean, ByteCount::mib(50));
+    let cache = cache(&manager, ReclaimCost::Reread, ByteCount::mib(50));
     let library = manager.join("library").expect("room");
     library.set_used(ByteCount::mib(40));
     let began = Instant::now();
@@ -539,7 +539,7 @@ fn too_many_consumers_are_refused() {
 fn a_large_claim_is_served_beside_small_ones_that_never_stop() {
     let manager = start(64);
     manager.set_deadline(Duration::from_secs(60));
-    let cache = cache(&manager, Effort::Clean, ByteCount::mib(60));
+    let cache = cache(&manager, ReclaimCost::Reread, ByteCount::mib(60));
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {

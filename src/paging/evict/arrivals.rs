@@ -68,7 +68,7 @@ impl Residents {
         self.arrived
     }
 
-    /// Whether fresh data that left comes back, more than data that was read.
+    /// True if fresh data that left comes back, more than data that was read.
     pub(in crate::paging) fn fresh_return_more(&self) -> bool {
         self.returns.fresh_return_more()
     }
@@ -147,12 +147,12 @@ pub(super) struct Arrivals {
 }
 
 impl Arrivals {
-    /// Whether most of what arrived lately was read in order.
+    /// True if most of what arrived lately was read in order.
     pub(super) fn in_order(&self) -> bool {
         self.filled > self.fresh && ORDERED_PART * self.ahead > self.filled
     }
 
-    /// Whether most of what arrived lately is fresh.
+    /// True if most of what arrived lately is fresh.
     pub(super) fn fresh_prevail(&self) -> bool {
         self.fresh > self.filled
     }
@@ -171,7 +171,7 @@ impl Arrivals {
         }
     }
 
-    /// Whether `want` of the policy's pages should make room, not a chunk of `chunk` pages: what arrives is
+    /// True if `want` of the policy's pages should make room, not a chunk of `chunk` pages: what arrives is
     /// read in order, or what was fresh comes back more than what was read (`fresh_return`).
     ///
     /// Pages read at random are needed again at random: while its likes made room, a hot set of 300 MiB that

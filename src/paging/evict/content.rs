@@ -47,7 +47,7 @@ pub(in crate::paging) fn choose(
     }
 }
 
-/// Whether pages to take out are still on the policy's lists.
+/// State of pages to take out: on the policy's lists still, or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::paging) enum Listed {
     Yes,

@@ -72,7 +72,7 @@ impl DeviceSpace {
         DeviceSpace { transfers: 0, quiet_since, plenty_since: None, is_asked: false }
     }
 
-    /// Whether no page has come or gone for a while, of which there were `transfers` up to `now`.
+    /// True if no page has come or gone for a while, of which there were `transfers` up to `now`.
     pub(super) fn is_quiet(&mut self, transfers: u64, now: Instant) -> bool {
         if transfers != self.transfers {
             self.transfers = transfers;
@@ -81,7 +81,7 @@ impl DeviceSpace {
         now.saturating_duration_since(self.quiet_since) >= QUIET
     }
 
-    /// Whether more slots are stale than in use, up to `now`, and have been for a while.
+    /// True if more slots are stale than in use, up to `now`, and have been for a while.
     pub(super) fn is_plenty(&mut self, stale: SlotCount, used: SlotCount, now: Instant) -> bool {
         if stale <= used {
             self.plenty_since = None;

@@ -126,7 +126,7 @@ impl Evictor {
         count as u64
     }
 
-    /// Whether anything is on its way out that the device has not failed to answer.
+    /// True if anything is on its way out that the device has not failed to answer.
     fn has_hope(&self) -> bool {
         let waiting =
             self.outgoing.cooling.len() + self.writes.dirty.len() + self.outgoing.borrowed.len();

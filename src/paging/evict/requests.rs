@@ -159,7 +159,7 @@ impl Requests {
         self.lock().discard = true;
     }
 
-    /// Whether somebody has asked for the device space of freed slots since the last call.
+    /// True if somebody has asked for the device space of freed slots since the last call.
     pub(in crate::paging) fn take_discard(&self) -> bool {
         std::mem::take(&mut self.lock().discard)
     }

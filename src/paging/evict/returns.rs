@@ -134,7 +134,7 @@ impl Returns {
         let _ = self.notes.give_back(pages.start..pages.end.min(self.notes.len()));
     }
 
-    /// Whether more of the fresh data that left came back than of the data that had been read, by half as
+    /// True if more of the fresh data that left came back than of the data that had been read, by half as
     /// much again: below that it is chance, as where all data is used alike.
     pub(super) fn fresh_return_more(&self) -> bool {
         let Returns { fresh, read, .. } = self;

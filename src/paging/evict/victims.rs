@@ -191,7 +191,7 @@ impl Evictor {
         self.outgoing.joined += 1;
     }
 
-    /// Whether the next to go is a page that the policy knows, although there are open chunks. Data read back
+    /// True if the next to go is a page that the policy knows, although there are open chunks. Data read back
     /// in order pushes itself out then, which mostly costs no write, and fresh data, which it comes to next,
     /// stays; so does fresh data that is used again and again.
     fn policy_goes_first(&mut self, want: usize) -> bool {
@@ -228,7 +228,7 @@ impl Evictor {
         }
     }
 
-    /// Whether chunks can leave whole: there are runs of frames, and slots for all of a chunk, or its
+    /// True if chunks can leave whole: there are runs of frames, and slots for all of a chunk, or its
     /// pages must be able to come back one by one.
     pub(super) fn takes_chunks(&self) -> bool {
         let able = self.pager.pool().moves().evict && self.pager.frames().has_runs();

@@ -85,27 +85,27 @@ impl WriteBack {
         room.saturating_sub(self.dirty.len())
     }
 
-    /// Whether nothing is to be written, or being written.
+    /// True if nothing is to be written, or being written.
     pub(super) fn is_idle(&self) -> bool {
         self.dirty.is_empty() && !self.has_writes()
     }
 
-    /// Whether the device has a write.
+    /// True if the device has a write.
     pub(super) fn has_writes(&self) -> bool {
         self.writes().next().is_some()
     }
 
-    /// Whether the device has a write that it has not failed to answer.
+    /// True if the device has a write that it has not failed to answer.
     pub(super) fn is_writing(&self) -> bool {
         self.writes().any(|write| !write.is_overdue())
     }
 
-    /// Whether the device has a write that it has failed to answer.
+    /// True if the device has a write that it has failed to answer.
     pub(super) fn is_stuck(&self) -> bool {
         self.writes().any(Transfer::is_overdue)
     }
 
-    /// Whether the device takes another request.
+    /// True if the device takes another request.
     pub(super) fn has_room(&self) -> bool {
         self.transfers.room() > 0
     }
@@ -116,7 +116,7 @@ impl WriteBack {
         Some(left.max(PAUSE_MIN / 10))
     }
 
-    /// Whether write-back waits after a failure: only pages that need no write can go, or those
+    /// True if write-back waits after a failure: only pages that need no write can go, or those
     /// that may be written over their old slots.
     pub(super) fn is_paused(&self) -> bool {
         self.write_again.is_some_and(|again| Instant::now() < again)
@@ -152,7 +152,7 @@ impl WriteBack {
         self.dirty = dirty;
     }
 
-    /// Whether write-back fails because the device has no space left.
+    /// True if write-back fails because the device has no space left.
     pub(super) fn is_full(&self) -> bool {
         let errno = self.pager.health().write_errno();
         errno == crate::sys::ENOSPC as u32 || errno == NO_SLOT

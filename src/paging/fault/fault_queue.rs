@@ -78,7 +78,7 @@ impl FaultQueue {
         })
     }
 
-    /// Whether the handler has begun something that it has to finish.
+    /// True if the handler has begun something that it has to finish.
     pub(super) fn is_pending(&self) -> bool {
         !self.reads.is_idle()
             || !self.waiting.is_empty()
@@ -86,7 +86,7 @@ impl FaultQueue {
             || !self.huge_reads.is_idle()
     }
 
-    /// Whether the maximum number of faults waits, and no more may be read.
+    /// True if the maximum number of faults waits, and no more may be read.
     pub(super) fn is_full(&self) -> bool {
         self.waiting.len() + self.pager.starved().len() >= WAITING_MAX
     }

@@ -83,7 +83,7 @@ impl Attempts {
         self.wrong += u32::from(matches!(error, Error::Corrupt { .. }));
     }
 
-    /// Whether there was one.
+    /// True if there was one.
     pub(in crate::paging) fn any(self) -> bool {
         self.all > 0
     }
@@ -108,7 +108,7 @@ pub(in crate::paging) fn retry_after(
     (!gives_up && !is_useless).then(|| pause_before(attempts.all, deadline))
 }
 
-/// Whether the page that is being read into a frame was discarded meanwhile.
+/// True if the page that is being read into a frame was discarded meanwhile.
 pub(in crate::paging) fn is_discarded(memory: &RegionMemory, frame: FrameId) -> bool {
     memory.table().word(memory.frames().page(frame)).load().dead()
 }

@@ -106,7 +106,7 @@ impl HugeReads {
         Some(FaultStatus::Reading)
     }
 
-    /// Whether a frame that is being read is of an open chunk of this handler's.
+    /// True if a frame that is being read is of an open chunk of this handler's.
     pub(super) fn contains(&self, frame: FrameId) -> bool {
         self.pager.frames().run_of(frame).is_some_and(|run| self.chunks[run].is_some())
     }
@@ -136,7 +136,7 @@ impl HugeReads {
         }
     }
 
-    /// Whether no fault has asked for a chunk yet and there is time for that.
+    /// True if no fault has asked for a chunk yet and there is time for that.
     fn is_held(&self, chunk: &Chunk) -> bool {
         let untouched = |(page, frame): (u64, u32)| {
             // Neither wanted nor discarded.

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 /// with content waits on; after this time that is reported.
 const STARVED_MAX: Duration = Duration::from_secs(2);
 
-/// Whether no room can be made for fresh pages at the moment.
+/// True if no room can be made for fresh pages at the moment.
 pub(in crate::paging) fn is_stuck(health: &Health) -> bool {
     health.is_exhausted() || health.write_errno() != 0
 }
@@ -39,7 +39,7 @@ pub(in crate::paging) fn room_class(memory: &RegionMemory, page: PageId) -> Opti
     }
 }
 
-/// Whether a fault on a page must not be served before those that wait for room.
+/// True if a fault on a page must not be served before those that wait for room.
 pub(in crate::paging) fn must_wait(pager: &Pager, page: PageId) -> bool {
     let class = room_class(pager.memory(), page);
     class.is_some_and(|class| pager.starved().must_wait(class, is_stuck(pager.health())))

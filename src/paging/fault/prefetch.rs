@@ -38,12 +38,12 @@ impl Prefetch {
         Prefetch { pager, run: None, waits_for_frames: false, is_starving: false }
     }
 
-    /// Whether pages wait for room, or for the device.
+    /// True if pages wait for room, or for the device.
     pub(super) fn is_waiting(&self) -> bool {
         self.run.is_some()
     }
 
-    /// Whether there is something that the handler has to finish.
+    /// True if there is something that the handler has to finish.
     pub(super) fn has_work(&self) -> bool {
         self.run.is_some() || self.is_starving
     }

@@ -129,12 +129,12 @@ impl Reads {
         Transfers::bytes(DEPTH) + frames * frame + wakes
     }
 
-    /// Whether nothing is accepted, at the device or back from it.
+    /// True if nothing is accepted, at the device or back from it.
     pub(super) fn is_idle(&self) -> bool {
         self.transfers.is_idle() && self.accepted.is_empty() && self.repeats.is_empty()
     }
 
-    /// Whether this many pages more may be read.
+    /// True if this many pages more may be read.
     pub(super) fn has_room_for(&self, pages: u64) -> bool {
         self.accepted.len() as u64 + pages <= self.transfers.room() as u64
     }
@@ -258,7 +258,7 @@ impl Reads {
         Ok(polled)
     }
 
-    /// Whether the device has reported something that was not looked at yet.
+    /// True if the device has reported something that was not looked at yet.
     pub(super) fn has_finished(&self) -> bool {
         self.transfers.has_finished()
     }
@@ -335,7 +335,7 @@ impl Reads {
         }
     }
 
-    /// Whether threads are woken by mapping their page, which saves a call. Not while pages are on
+    /// True if threads are woken by mapping their page, which saves a call. Not while pages are on
     /// their way that were asked for ahead: a thread that reads several of them goes on when all are
     /// there that can be. Nor by a handler that gives way: a thread that it wakes runs in its place at
     /// once, and must not find the page in its hands.
@@ -422,7 +422,7 @@ impl Reads {
         overdue
     }
 
-    /// Whether all that the device was asked for has passed its deadline.
+    /// True if all that the device was asked for has passed its deadline.
     pub(super) fn is_device_silent(&self) -> bool {
         self.accepted.is_empty() && self.transfers.under_way().all(Transfer::is_overdue)
     }

@@ -69,7 +69,7 @@ impl Stall {
         self.writes_failed
     }
 
-    /// Whether there was no progress for `limit`, since it was begun or this was so last.
+    /// True if there was no progress for `limit`, since it was begun or this was true last.
     pub(in crate::paging) fn has_lasted(
         &mut self,
         shown: Duration,
@@ -156,7 +156,7 @@ impl StarvedFaults {
         self.given_up.store(self.progress(RoomClass::Fresh) + 1, Ordering::Relaxed);
     }
 
-    /// Whether a fresh fault was given up, and no room was made for one since.
+    /// True if a fresh fault was given up, and no room was made for one since.
     pub(in crate::paging) fn has_given_up(&self) -> bool {
         self.given_up.load(Ordering::Relaxed) == self.progress(RoomClass::Fresh) + 1
     }
@@ -178,7 +178,7 @@ impl StarvedFaults {
         self.counts[class as usize].load(Ordering::Acquire)
     }
 
-    /// Whether a fault that comes now must not be served before those that wait.
+    /// True if a fault that comes now must not be served before those that wait.
     pub(in crate::paging) fn must_wait(&self, class: RoomClass, stuck: bool) -> bool {
         match class {
             RoomClass::Fresh => self.len() > 0,

@@ -62,7 +62,7 @@ impl Entry {
         Entry(self.0 & !OUT)
     }
 
-    /// Whether it is on the list of pages that are the process's alone.
+    /// True if it is on the list of pages that are the process's alone.
     pub(super) fn is_listed(self) -> bool {
         self.0 & LISTED != 0
     }

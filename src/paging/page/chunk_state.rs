@@ -118,7 +118,7 @@ impl ChunkState {
         self.try_latch(Phase::Closed, 0)
     }
 
-    /// Whether a thread is at the chunk at this moment.
+    /// True if a thread is at the chunk at this moment.
     pub(crate) fn is_busy(&self) -> bool {
         let now = self.0.load(Ordering::Relaxed);
         phase_of(now) == Phase::Busy || now & ENTERED_MASK != 0
@@ -143,7 +143,7 @@ impl ChunkState {
         self.0.fetch_add(change, Ordering::Release);
     }
 
-    /// Whether a page that the caller has just made `Moving` is in a chunk that is closed: it may
+    /// True if a page that the caller has just made `Moving` is in a chunk that is closed: it may
     /// have been opened since the caller looked last.
     pub(crate) fn is_still_closed(&self) -> bool {
         // Pairs with the fence in `latch`.
@@ -151,7 +151,7 @@ impl ChunkState {
         self.look().phase() == Phase::Closed
     }
 
-    /// Whether nobody has latched the chunk since it looked like `seen`. Then the words that were
+    /// True if nobody has latched the chunk since it looked like `seen`. Then the words that were
     /// loaded in between, from a closed chunk, say what the pages hold: a thread that changes a
     /// word for the chunk latches it before, and who loads that word sees the latch as well.
     pub(crate) fn is_as_seen(&self, seen: ChunkView) -> bool {

@@ -114,17 +114,17 @@ impl Chunks {
         self.states[chunk.0].look()
     }
 
-    /// Whether the kernel fills the chunk at the moment.
+    /// True if the kernel fills the chunk at the moment.
     pub(in crate::paging) fn is_open(&self, chunk: ChunkId) -> bool {
         self.states.get(chunk.0).is_some_and(|state| state.look().phase() == Phase::Open)
     }
 
-    /// Whether faults in the chunk are for the handlers at the moment.
+    /// True if faults in the chunk are for the handlers at the moment.
     pub(in crate::paging) fn is_closed(&self, chunk: ChunkId) -> bool {
         self.states[chunk.0].look().phase() == Phase::Closed
     }
 
-    /// Whether a page that the caller has just made `Moving` is in a chunk whose pages are the
+    /// True if a page that the caller has just made `Moving` is in a chunk whose pages are the
     /// handlers': it may have been opened since the caller looked last.
     pub(in crate::paging) fn is_still_closed(&self, chunk: ChunkId) -> bool {
         self.states[chunk.0].is_still_closed()
@@ -145,7 +145,7 @@ impl Chunks {
         self.states[chunk.0].unlatch(Phase::Closed);
     }
 
-    /// Whether a thread is at the chunk at this moment.
+    /// True if a thread is at the chunk at this moment.
     pub(in crate::paging) fn is_busy(&self, chunk: ChunkId) -> bool {
         self.states[chunk.0].is_busy()
     }
@@ -161,12 +161,12 @@ impl Chunks {
         }
     }
 
-    /// Whether chunks have ever come in whole.
+    /// True if chunks have ever come in whole.
     pub(in crate::paging) fn has_had_whole(&self) -> bool {
         self.any_whole.load(Ordering::Relaxed)
     }
 
-    /// Whether a chunk's pages came in together and should go together.
+    /// True if a chunk's pages came in together and should go together.
     pub(in crate::paging) fn is_whole(&self, chunk: ChunkId) -> bool {
         self.whole[chunk.0 / 64].load(Ordering::Relaxed) & 1 << (chunk.0 % 64) != 0
     }
@@ -201,17 +201,17 @@ impl Chunks {
         u64::from(chunk.0.checked_sub(1).is_some_and(is_noted)) + u64::from(is_noted(chunk.0 + 1))
     }
 
-    /// Whether the mappings that opening a chunk costs are few enough.
+    /// True if the mappings that opening a chunk costs are few enough.
     pub(in crate::paging) fn may_open(&self, chunk: ChunkId) -> bool {
         self.open_beside(chunk) > 0 || *self.runs.lock() < self.runs_max
     }
 
-    /// Whether closing a chunk by itself would make one run too many.
+    /// True if closing a chunk by itself would make one run too many.
     pub(in crate::paging) fn cuts_too_many(&self, chunk: ChunkId) -> bool {
         self.open_beside(chunk) == 2 && *self.runs.lock() >= self.runs_max
     }
 
-    /// Whether nobody has latched the chunk since it was seen closed.
+    /// True if nobody has latched the chunk since it was seen closed.
     pub(in crate::paging) fn is_as_seen(&self, chunk: ChunkId, seen: ChunkView) -> bool {
         self.states[chunk.0].is_as_seen(seen)
     }

@@ -178,7 +178,7 @@ impl Frames {
         self.in_runs > 0
     }
 
-    /// Whether there are runs that chunks can be read into.
+    /// True if there are runs that chunks can be read into.
     pub(crate) fn has_small_runs(&self) -> bool {
         self.has_runs() && self.run_frames <= CHUNK_PAGES_MAX
     }
@@ -204,7 +204,7 @@ impl Frames {
         (self.staging.addr(), self.staging.len())
     }
 
-    /// Whether children that are forked from now on have the frames' memory.
+    /// Lets children that are forked from now on have the frames' memory, or not.
     pub(crate) fn set_inherited(&self, inherited: bool) -> Result<()> {
         self.staging.set_inherited(inherited)
     }
@@ -214,7 +214,7 @@ impl Frames {
         self.notes.set_inherited(true)
     }
 
-    /// Has frames be memory of a NUMA node: that of a run, or a huge frame, becomes a page's.
+    /// Binds frames to a NUMA node: the memory of a run, or of a huge frame, becomes a page's.
     pub(crate) fn bind(&self, node: u32) -> Result<()> {
         self.staging.bind(node)
     }
@@ -321,7 +321,7 @@ impl Frames {
         unsafe { std::ptr::write_bytes(self.ptr(frame), 0, self.page_bytes) };
     }
 
-    /// Has the kernel give memory to a frame, or to the run of frames that begins with it.
+    /// Makes the kernel give memory to a frame, or to the run of frames that begins with it.
     pub(crate) fn touch(&self, frame: FrameId) {
         // SAFETY: the frame is the caller's and holds nothing.
         unsafe { self.ptr(frame).write_volatile(0) };
@@ -345,7 +345,7 @@ impl Frames {
         self.staging.while_executable(start - self.staging.addr(), len, act)
     }
 
-    /// Whether the memory at a range of the staging area is locked (`mlock`).
+    /// True if the memory at a range of the staging area is locked (`mlock`).
     pub(crate) fn is_locked(&self, start: usize, len: usize) -> bool {
         self.staging.is_locked(start - self.staging.addr(), len)
     }

@@ -38,7 +38,7 @@ impl Gaps {
         done
     }
 
-    /// Whether `ask` says yes, or would but for a gap.
+    /// True if `ask` returns true, or would but for a gap.
     pub(in crate::paging) fn holds(&self, mut ask: impl FnMut() -> bool) -> bool {
         let mut spins = 0;
         loop {

@@ -77,7 +77,7 @@ impl SpareRuns {
         }
     }
 
-    /// Whether a direct store has filled the run of a frame.
+    /// True if a direct store has filled the run of a frame.
     pub(crate) fn is_filled(&self, frame: FrameId) -> bool {
         let run = self.filled.get(frame.0 as usize / self.run_frames);
         run.is_some_and(|run| run.load(Ordering::Relaxed))

@@ -227,7 +227,7 @@ impl Word {
         (self.0 & PAYLOAD_MASK).checked_sub(1).map(SlotId)
     }
 
-    /// Whether the page's slot is being read into `frame`.
+    /// True if the page's slot is being read into `frame`.
     pub(crate) fn is_filling(self, frame: FrameId) -> bool {
         self.state() == State::Filling && self.frame() == Some(frame)
     }
@@ -298,7 +298,7 @@ impl PageWord {
     }
 }
 
-/// Whether the protocol has the transition; see the module's drawing.
+/// True if the protocol has the transition; see the module's drawing.
 fn legal(from: Word, to: Word) -> bool {
     use State::{Cooling, Empty, Filling, Moving, Poisoned, Resident, Stored, Writing};
     match (from.state(), to.state()) {

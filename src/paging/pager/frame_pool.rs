@@ -206,7 +206,7 @@ impl FramePool {
         }
     }
 
-    /// Whether a frame's memory becomes the page's, by MOVE, when it is installed. Runs of frames
+    /// True if a frame's memory becomes the page's, by MOVE, when it is installed. Runs of frames
     /// are huge pages, which COPY cannot build.
     pub(in crate::paging) fn moves_in(&self, frame: FrameId) -> bool {
         self.moves.fill || self.staging.run_of(frame).is_some()
@@ -228,7 +228,7 @@ impl FramePool {
         ByteCount(high.max(self.headroom().0 + 2 * self.page_size().0))
     }
 
-    /// Whether fresh pages may still be mapped. They leave some room, because they cannot be
+    /// True if fresh pages may still be mapped. They leave some room, because they cannot be
     /// evicted while the device is full: pages that have a slot come and go through it, so that
     /// what was written stays readable.
     pub(in crate::paging) fn has_room_for_fresh(&self) -> bool {
@@ -443,7 +443,7 @@ impl FramePool {
         }
     }
 
-    /// Whether what is missing may come from others, who are asked for it. The evictor leaves its
+    /// True if what is missing may come from others, who are asked for it. The evictor leaves its
     /// own pages alone meanwhile.
     pub(in crate::paging) fn others_may_give(&self, missing: u64, exhausted: bool) -> bool {
         let spares = self.staging.spare_bytes() as u64;

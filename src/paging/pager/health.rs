@@ -66,7 +66,7 @@ impl Health {
         self.write_errno.swap(0, Ordering::AcqRel) != 0
     }
 
-    /// Whether a whole pass of the evictor freed nothing, and no room was made since.
+    /// True if a whole pass of the evictor freed nothing, and no room was made since.
     pub(in crate::paging) fn is_exhausted(&self) -> bool {
         self.exhausted.load(Ordering::Acquire)
     }
@@ -75,7 +75,7 @@ impl Health {
         self.exhausted.store(exhausted, Ordering::Release);
     }
 
-    /// Whether the region's threads are to end.
+    /// True if the region's threads are to end.
     pub(in crate::paging) fn is_stopping(&self) -> bool {
         self.stop.load(Ordering::Acquire)
     }

@@ -14,7 +14,7 @@ use crate::sys;
 use crate::sys::uffd::Outcome;
 use std::time::Duration;
 
-/// Whether the kernel may soon do what it has refused.
+/// True if the kernel may soon do what it has refused.
 pub(in crate::paging) fn is_passing(mapper: &Mapper, deadline: Duration, error: &Error) -> bool {
     matches!(errno_of(error), sys::ENOMEM | sys::EAGAIN | sys::EBUSY | sys::EEXIST)
         && !mapper.fails_too_long(deadline)

@@ -11,7 +11,7 @@
 
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicBool, AtomicU64, Ordering};
-use crate::paging::config::{Install, Mode, Moves, RegionConfig};
+use crate::paging::config::{Install, FaultMode, Moves, RegionConfig};
 use crate::paging::diagnostics;
 use crate::paging::page::gaps::Gaps;
 use crate::paging::pager::pieces::{self, FarParts};
@@ -57,7 +57,7 @@ impl Mapper {
     /// Without permission for userfaultfd, or where the kernel cannot do what is asked for.
     pub(super) fn new(config: &RegionConfig) -> Result<(Mapper, Moves)> {
         let page_bytes = config.page.as_usize();
-        let in_thread = config.mode == Mode::InThread;
+        let in_thread = config.mode == FaultMode::InThread;
         let required = if in_thread { feature::SIGBUS } else { 0 };
         let copies = config.install == Install::Copy;
         let newer = if copies { 0 } else { feature::MOVE | feature::POISON };
@@ -92,7 +92,7 @@ impl Mapper {
         self.uffd.open_again()
     }
 
-    /// Whether a forked child can be given a part in the region: its pages go by MOVE, its handlers tell
+    /// `Ok` if a forked child can be given a part in the region: its pages go by MOVE, its handlers tell
     /// whose fault they serve, and the kernel says which pages are there.
     ///
     /// # Errors
@@ -132,12 +132,12 @@ impl Mapper {
         self.uffd.read(messages)
     }
 
-    /// Whether threads serve their own faults, in a SIGBUS handler.
+    /// True if threads serve their own faults, in a SIGBUS handler.
     pub(in crate::paging) fn is_in_thread(&self) -> bool {
         self.in_thread
     }
 
-    /// Whether faults of the kernel on far memory are served.
+    /// True if faults of the kernel on far memory are served.
     pub(in crate::paging) fn serves_kernel_faults(&self) -> bool {
         self.uffd.route().has_kernel_faults() && !self.in_thread
     }
@@ -174,7 +174,7 @@ impl Mapper {
         self.uffd.register_unwatched(start, len)
     }
 
-    /// Has the kernel fill a range that is registered. It stays registered, so that far memory is told
+    /// Lets the kernel fill a range that is registered. It stays registered, so that far memory is told
     /// from what the program maps over it. `false`: the process has too many mappings, and nothing has
     /// changed.
     pub(in crate::paging) fn leave_to_kernel(&self, start: usize, len: usize) -> bool {
@@ -202,13 +202,13 @@ impl Mapper {
         self.uffd.pagemap()
     }
 
-    /// Whether all of a range of addresses is far memory, in one of the kernel's mappings or several.
+    /// True if all of a range of addresses is far memory, in one of the kernel's mappings or several.
     /// True also while a chunk there is being opened.
     pub(in crate::paging) fn owns(&self, start: usize, len: usize) -> bool {
         self.gaps.holds(|| self.is_far(start, len) || self.far_bytes(start, len) == len)
     }
 
-    /// Whether all of the pieces, in ascending order, are far memory.
+    /// True if all of the pieces, in ascending order, are far memory.
     pub(in crate::paging) fn owns_all(&self, pieces: &[Piece]) -> bool {
         let (Some(first), Some(last)) = (pieces.first(), pieces.last()) else { return true };
         let span = last.start() + last.len() - first.start();
@@ -216,7 +216,7 @@ impl Mapper {
             || pieces.iter().all(|piece| self.owns(piece.start(), piece.len()))
     }
 
-    /// Whether a range is one mapping of far memory. Where that cannot be told, it is taken for one.
+    /// True if a range is one mapping of far memory. Where that cannot be told, it is taken for one.
     fn is_far(&self, start: usize, len: usize) -> bool {
         self.uffd.is_registered(start, len) != Some(false)
     }
@@ -430,7 +430,7 @@ impl Mapper {
         unsafe { self.discarder.discard(pieces) }
     }
 
-    /// Whether memory was locked (`mlock`) that was dropped since this was asked last.
+    /// True if memory was locked (`mlock`) that was dropped since this was asked last.
     pub(in crate::paging) fn met_locks(&self) -> bool {
         self.discarder.met_locks()
     }
@@ -485,7 +485,7 @@ impl Mapper {
 
     // Lost pages.
 
-    /// Whether lost pages can be poisoned; else they are fenced off.
+    /// True if lost pages can be poisoned; else they are fenced off.
     pub(in crate::paging) fn can_poison(&self) -> bool {
         self.uffd.has(feature::POISON)
     }
@@ -514,7 +514,7 @@ impl Mapper {
     }
 }
 
-/// Whether what MOVE did not move can be copied: the kernel uses the frame, or the program has
+/// True if what MOVE did not move can be copied: the kernel uses the frame, or the program has
 /// protected a part of the page, mapped something over it, or unmapped it.
 pub(in crate::paging) fn is_copied_then(outcome: Outcome) -> bool {
     matches!(

@@ -68,12 +68,12 @@ impl RegionMemory {
         self.table.page_bytes()
     }
 
-    /// Whether a page is far memory, all of it.
+    /// True if a page is far memory, all of it.
     pub(in crate::paging) fn owns_page(&self, page: PageId) -> bool {
         self.mapper.owns(self.table.addr(page), self.page_bytes())
     }
 
-    /// Whether nothing is mapped at an address. Without a page map that is found out by filling it.
+    /// True if nothing is mapped at an address. Without a page map that is found out by filling it.
     pub(in crate::paging) fn is_hole(&self, addr: usize) -> bool {
         let Some(map) = self.mapper.pagemap() else { return true };
         let mut there = [true];

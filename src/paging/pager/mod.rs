@@ -153,7 +153,7 @@ impl Pager {
         &self.sched
     }
 
-    /// Whether chunks that a stream leads to are read whole, into runs of frames.
+    /// True if chunks that a stream leads to are read whole, into runs of frames.
     pub(in crate::paging) fn reads_chunks(&self) -> bool {
         let moves = self.pool().moves().evict;
         moves && !self.mapper().is_in_thread() && self.frames().has_small_runs()
@@ -224,7 +224,7 @@ impl Pager {
         self.starved().note_room_made(self.health().write_errno() == 0);
     }
 
-    /// Whether faults of the kernel on far memory are served.
+    /// True if faults of the kernel on far memory are served.
     pub(in crate::paging) fn serves_kernel_faults(&self) -> bool {
         self.memory.mapper.serves_kernel_faults()
     }

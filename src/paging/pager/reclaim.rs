@@ -5,7 +5,7 @@
 
 use crate::base::deadline::Deadline;
 use crate::base::units::{ByteCount, PageCount};
-use crate::limit::manager::{Effort, Reclaim};
+use crate::limit::manager::{ReclaimCost, Reclaim};
 use crate::paging::pager::Pager;
 use crate::paging::pager::frame_pool::FramePool;
 use crate::paging::tables::charge;
@@ -75,10 +75,10 @@ fn follow_limit(pager: &Pager) {
 }
 
 impl Reclaim for Pager {
-    fn reclaim(&self, want: ByteCount, effort: Effort) -> ByteCount {
+    fn reclaim(&self, want: ByteCount, cost: ReclaimCost) -> ByteCount {
         let high = self.pool().watermarks().high();
-        match effort {
-            Effort::Spare => {
+        match cost {
+            ReclaimCost::Free => {
                 let spares = free_spares(self.pool(), want.0, high) + charge::release_tables(self);
                 let charged = self.budget().charged();
                 self.pool().purge().call_and_wait();
@@ -86,8 +86,8 @@ impl Reclaim for Pager {
                 ByteCount(spares + purged)
             }
             // Whether a page is clean shows when it has left.
-            Effort::Clean => ByteCount::ZERO,
-            Effort::Write => {
+            ReclaimCost::Reread => ByteCount::ZERO,
+            ReclaimCost::WriteBack => {
                 let spares = free_spares(self.pool(), want.0, 0);
                 ByteCount(
                     spares
@@ -97,9 +97,9 @@ impl Reclaim for Pager {
         }
     }
 
-    fn cost(&self, effort: Effort) -> u32 {
+    fn order(&self, cost: ReclaimCost) -> u32 {
         // Cold far pages that are clean after all go without a write: before dirty table pages.
-        if effort == Effort::Write { 50 } else { 20 }
+        if cost == ReclaimCost::WriteBack { 50 } else { 20 }
     }
 
     fn describe_held(&self) -> String {

@@ -45,7 +45,7 @@ impl Watermarks {
         self.high.load(Ordering::Relaxed)
     }
 
-    /// Has background eviction run further ahead, or not: where threads write fresh memory faster than
+    /// Lets background eviction run further ahead, or not: where threads write fresh memory faster than
     /// it is written back. Fresh memory comes and goes in chunks: with less than one on its way out
     /// while the next is being filled, thread and device wait for each other in turn. Not always, because
     /// data that nearly fits would leave, and what is read back would have less room.

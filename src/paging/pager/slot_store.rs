@@ -165,7 +165,7 @@ impl SlotStore {
         split(XxHash3_128::oneshot_with_seed(self.hash_seed, page))
     }
 
-    /// Whether a slot's content is checked when it was read.
+    /// True if a slot's content is checked when it was read.
     pub(in crate::paging) fn verifies(&self) -> bool {
         self.verifies
     }

@@ -67,12 +67,12 @@ impl PageTable {
         self.region.open(range.start, range.len())
     }
 
-    /// Whether this process made the region, and not the one that it was forked from.
+    /// True if this process made the region, and not the one that it was forked from.
     pub(in crate::paging) fn is_here(&self) -> bool {
         self.region.is_here()
     }
 
-    /// Whether children that are forked from now on have the region's memory.
+    /// Lets children that are forked from now on have the region's memory, or not.
     pub(in crate::paging) fn set_inherited(&self, inherited: bool) -> Result<()> {
         self.region.set_inherited(inherited)
     }
@@ -82,12 +82,12 @@ impl PageTable {
         self.words.set_inherited(true)
     }
 
-    /// Has pages be memory of a NUMA node.
+    /// Binds pages to a NUMA node.
     pub(super) fn bind(&self, node: u32) -> Result<()> {
         self.region.bind(node)
     }
 
-    /// Whether a part of a range of the region is locked (`mlock`).
+    /// True if a part of a range of the region is locked (`mlock`).
     pub(in crate::paging) fn is_locked(&self, addr: usize, len: usize) -> bool {
         self.region.is_locked(addr - self.start(), len)
     }
@@ -195,12 +195,12 @@ impl PageTable {
         &self.words[page.as_usize()]
     }
 
-    /// Whether there is a page of this number, and it is resident.
+    /// True if there is a page of this number, and it is resident.
     pub(in crate::paging) fn is_resident(&self, page: u64) -> bool {
         self.words.get(page as usize).is_some_and(|word| word.load().state() == State::Resident)
     }
 
-    /// Whether there is a page of this number, and it is in use: mapped, on its way, or stored.
+    /// True if there is a page of this number, and it is in use: mapped, on its way, or stored.
     pub(in crate::paging) fn holds_something(&self, page: u64) -> bool {
         self.words.get(page as usize).is_some_and(|word| word.load().state() != State::Empty)
     }

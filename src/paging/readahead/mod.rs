@@ -165,7 +165,7 @@ impl Readahead {
 
     // Writes.
 
-    /// Whether a page, about to be mapped for a read, will probably be written.
+    /// True if a page, about to be mapped for a read, will probably be written.
     pub(in crate::paging) fn expects_write(&self, page: PageId) -> bool {
         self.writes.expects_write(self.chunk_of(page))
     }

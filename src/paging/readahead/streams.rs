@@ -203,7 +203,7 @@ impl Stream {
         self.is_on_course(page) || (page != self.last && page.abs_diff(self.last) <= STRIDE_MAX)
     }
 
-    /// Whether a fault is the mark's, or one behind it of a reader that has missed the mark: it
+    /// True if a fault is the mark's, or one behind it of a reader that has missed the mark: it
     /// came in otherwise, as did perhaps a few pages that follow.
     fn is_on_course(&self, page: u64) -> bool {
         let end = if self.block > 0 { self.behind + 1 + MISSED_MAX } else { 0 };

@@ -38,7 +38,7 @@ impl WritePredictor {
         Ok(WritePredictor { region: AtomicU32::new(0), chunks: LazyArray::new(chunks)? })
     }
 
-    /// Whether a page of the chunk, about to be mapped for a read, will probably be written.
+    /// True if a page of the chunk, about to be mapped for a read, will probably be written.
     pub(super) fn expects_write(&self, chunk: usize) -> bool {
         // Relaxed: an estimate orders nothing.
         let share = self.chunks[chunk].load(Ordering::Relaxed).checked_sub(1);

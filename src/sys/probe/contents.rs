@@ -106,7 +106,7 @@ impl Contents {
         }
     }
 
-    /// Whether nobody would miss it.
+    /// True if nobody would miss it.
     #[must_use]
     pub fn is_free(self) -> bool {
         matches!(self, Contents::Zeros | Contents::Farheap)

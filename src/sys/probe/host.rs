@@ -28,7 +28,7 @@ pub struct Memory {
     pub left: Option<ByteCount>,
     /// Resident bytes of this process.
     pub resident: ByteCount,
-    /// Whether the machine swaps.
+    /// True if the machine swaps.
     pub swap: bool,
 }
 

@@ -15,7 +15,7 @@ pub struct Node {
     pub total: ByteCount,
     /// `MemFree`: the memory of it that nobody uses.
     pub free: ByteCount,
-    /// Whether processors belong to it.
+    /// True if processors belong to it.
     pub has_processors: bool,
 }
 

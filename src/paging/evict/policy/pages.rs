@@ -48,12 +48,12 @@ pub(super) enum Place {
 }
 
 impl Place {
-    /// Whether the page is resident in the policy's eyes.
+    /// True if the page is resident in the policy's eyes.
     pub(super) fn is_resident(self) -> bool {
         matches!(self, Place::Small | Place::Main | Place::Cold)
     }
 
-    /// Whether the page was named and nothing was heard of it since.
+    /// True if the page was named and nothing was heard of it since.
     pub(super) fn is_victim(self) -> bool {
         matches!(self, Place::SmallVictim | Place::MainVictim)
     }

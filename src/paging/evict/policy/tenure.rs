@@ -231,7 +231,7 @@ impl Tenure {
     }
 }
 
-/// Whether the pages in the main set are still in use, judged by those it gave up.
+/// Estimate of how much the pages in the main set are in use still, from those that it gave up.
 ///
 /// `score` falls by one with every page that leaves the main set and rises by [`GAIN`] with
 /// every one that returns soon, so it falls as long as fewer than one in eight return.

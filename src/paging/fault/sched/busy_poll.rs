@@ -38,7 +38,7 @@ const SCORE_MAX: u32 = 64;
 pub(in crate::paging) struct Polling {
     /// For how long; zero: not at all.
     time: Duration,
-    /// Whether it offers the processor to other threads between two looks.
+    /// True if it offers the processor to other threads between two looks.
     yields: bool,
 }
 
@@ -152,7 +152,7 @@ impl BusyPoll {
         self.at_once = self.score >= if self.at_once { low } else { high };
     }
 
-    /// Whether the store answers before the call returns.
+    /// True if the store answers before the call returns.
     pub(super) fn answers_at_once(&self) -> bool {
         self.at_once
     }

@@ -82,7 +82,7 @@ impl IdlePolicy {
         self.beat.store(turn, Ordering::Relaxed);
     }
 
-    /// Whether the handler has nothing more to do than it is about to finish, or to wait for.
+    /// Is told if the handler has nothing more to do than it is about to finish, or to wait for.
     pub(super) fn rest(&self, resting: bool) {
         let turn = self.beat.load(Ordering::Relaxed) & !1;
         self.beat.store(turn | u64::from(resting), Ordering::Relaxed);

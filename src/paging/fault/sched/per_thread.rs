@@ -135,7 +135,7 @@ impl ThreadSched {
         self.shared.idle_policies.of(self.handler).rest(is_last);
     }
 
-    /// Whether threads that the handler wakes run in its place at once.
+    /// True if threads that the handler wakes run in its place at once.
     pub(in crate::paging) fn gives_way(&self) -> bool {
         self.shared.idle_policies.of(self.handler).state() == IdleState::Idle
     }

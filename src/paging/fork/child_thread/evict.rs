@@ -98,7 +98,7 @@ impl Server {
         }
     }
 
-    /// Whether a kernel page is far memory: the program has mapped nothing over it.
+    /// True if a kernel page is far memory: the program has mapped nothing over it.
     fn is_far(&self, start: usize) -> bool {
         self.uffd.is_registered(start, KERNEL_PAGE) != Some(false)
     }

@@ -36,12 +36,12 @@ impl RescanTimer {
         self.at
     }
 
-    /// Whether there was none yet.
+    /// True if there was none yet.
     pub(super) fn is_first(&self) -> bool {
         self.last.is_none()
     }
 
-    /// Whether all pages are to be looked at; `faults` are those of parent and child until now.
+    /// True if all pages are to be looked at; `faults` are those of parent and child until now.
     pub(super) fn is_due(&mut self, now: Instant, faults: u64) -> bool {
         let is_quiet = faults == std::mem::replace(&mut self.faults, faults);
         self.every = if is_quiet { LOOK_IDLE_MAX.min(self.every * 2) } else { LOOK_EVERY_MIN };

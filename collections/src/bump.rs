@@ -1,11 +1,11 @@
-//! Droppable arenas: everything allocated in one goes at once.
+//! Bump allocator: everything allocated in one goes at once.
 //!
-//! An [`Arena`] takes chunks from a placement and hands out their bytes one after the other, from a *lane*
+//! A [`Bump`] takes chunks from a placement and hands out their bytes one after the other, from a *lane*
 //! of the calling thread's, so that threads do not wait for each other. Small blocks are never freed one by
 //! one; large ones are blocks of the placement, freed and resized as anywhere.
 //!
 //! # Invariants
-//! 1. What the arena knows about its memory is local: dropping it touches none of the memory.
+//! 1. What the allocator knows about its memory is local: dropping it touches none of the memory.
 //! 2. A block of at least [`LARGE`] bytes, or of more than a page's alignment, is in the list of large
 //!    blocks with its layout; any other one lies in a chunk.
 //! 3. The bytes from a lane's `at` to its `end` are of its last chunk, and in no block.
@@ -38,14 +38,14 @@ const LANES_MAX: usize = 16;
 
 /// Memory that is freed at once, for objects that end together, such as those of a query.
 ///
-/// It is an allocator, and so is a reference to it: `Vec<T, &Arena>`. Blocks are cheap (a lock that other
+/// It is an allocator, and so is a reference to it: `Vec<T, &Bump>`. Blocks are cheap (a lock that other
 /// threads seldom take, and an addition), and freed together, without a look at them: far memory of it that
 /// has left is not brought back. A freed block below 32 KiB is used again only if it was the last one of its
 /// thread; larger ones come from the placement's own allocator and go back to it when they are freed.
 ///
 /// Any thread may allocate and free at any time. The borrow checker ensures that no block is used after
-/// the arena is gone; code that keeps raw pointers has to ensure it itself. Values are dropped by their
-/// containers, if at all: the arena drops nothing.
+/// the allocator is gone; code that keeps raw pointers has to ensure it itself. Values are dropped by their
+/// containers, if at all: the allocator drops nothing.
 ///
 /// In a forked child it goes on with local memory.
 ///
@@ -53,10 +53,10 @@ const LANES_MAX: usize = 16;
 /// ```
 /// use farheap::Placement;
 /// use farheap::allocator_api2::{boxed::Box, vec::Vec};
-/// use farheap_collections::Arena;
+/// use farheap_collections::Bump;
 ///
-/// let query = Arena::new(Placement::Local); // `Far` or a tier where a heap runs.
-/// let mut groups: Vec<Vec<u64, &Arena>, &Arena> = Vec::new_in(&query);
+/// let query = Bump::new(Placement::Local); // `Far` or a tier where a heap runs.
+/// let mut groups: Vec<Vec<u64, &Bump>, &Bump> = Vec::new_in(&query);
 /// for group in 0..100 {
 ///     let mut rows = Vec::new_in(&query);
 ///     rows.extend((0..1000).map(|row| row * group));
@@ -68,7 +68,7 @@ const LANES_MAX: usize = 16;
 /// assert!(query.reserved().get() > 800_000);
 /// drop(query); // All of it goes.
 /// ```
-pub struct Arena {
+pub struct Bump {
     placement: Placement,
     lanes: Box<[Mutex<Lane>]>,
     large: Mutex<HashMap<usize, LargeBlock>>,
@@ -80,7 +80,7 @@ struct LargeBlock {
     layout: Layout,
 }
 
-// SAFETY: the memory is the arena's, which any thread may use under the lock.
+// SAFETY: the memory is the allocator's, which any thread may use under the lock.
 unsafe impl Send for LargeBlock {}
 
 /// Source of small blocks of some of the threads.
@@ -116,7 +116,7 @@ impl Lane {
         Some(block)
     }
 
-    /// Whether a block is the last one that was handed out. One at the end of another lane's chunk may lie
+    /// True if a block is the last one that was handed out. One at the end of another lane's chunk may lie
     /// before the first of this one's.
     fn is_last(&self, ptr: NonNull<u8>, size: usize) -> bool {
         let block = ptr.addr().get();
@@ -163,14 +163,14 @@ fn is_large(layout: Layout) -> bool {
     layout.size() >= LARGE || layout.align() > ALIGN_MAX
 }
 
-impl Arena {
-    /// Creates an arena without memory: its blocks come from `placement`. Far allocations fail where no
+impl Bump {
+    /// Creates a bump allocator without memory: its blocks come from `placement`. Far allocations fail where no
     /// heap runs.
     #[must_use]
-    pub fn new(placement: Placement) -> Arena {
+    pub fn new(placement: Placement) -> Bump {
         let _local = scope(Placement::Local);
         let lanes = (0..processors().min(LANES_MAX)).map(|_| Mutex::new(Lane::new()));
-        Arena { placement, lanes: lanes.collect(), large: Mutex::default() }
+        Bump { placement, lanes: lanes.collect(), large: Mutex::default() }
     }
 
     /// Where its blocks come from.
@@ -249,7 +249,7 @@ impl Arena {
     /// Takes a large block off the list.
     fn forget(&self, ptr: NonNull<u8>) {
         let block = lock(&self.large).remove(&ptr.addr().get());
-        assert!(block.is_some(), "{ptr:p} is no block of this arena, or was freed");
+        assert!(block.is_some(), "{ptr:p} is no block of this bump allocator, or was freed");
     }
 
     /// Resizes a block where it is, or by the placement's allocator; `None`: it has to move.
@@ -328,9 +328,9 @@ impl Arena {
     }
 }
 
-// SAFETY: memory stays valid until it is freed, or the arena is dropped, wherever that moves: it lies in blocks of
-// the placement's allocator. An arena has no clones.
-unsafe impl Allocator for Arena {
+// SAFETY: memory stays valid until it is freed, or the allocator is dropped, wherever that moves: it lies in blocks of
+// the placement's allocator. It has no clones.
+unsafe impl Allocator for Bump {
     #[inline]
     fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
         let block = if layout.size() == 0 {
@@ -405,15 +405,15 @@ unsafe impl Allocator for Arena {
     }
 }
 
-impl Drop for Arena {
+impl Drop for Bump {
     fn drop(&mut self) {
         self.free_all();
     }
 }
 
-impl fmt::Debug for Arena {
+impl fmt::Debug for Bump {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Arena")
+        f.debug_struct("Bump")
             .field("placement", &self.placement)
             .field("reserved", &self.reserved())
             .finish_non_exhaustive()

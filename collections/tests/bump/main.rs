@@ -1,4 +1,4 @@
-//! Tests of arenas that go at once.
+//! Tests of bump allocators that go at once.
 
 #![expect(unsafe_code, reason = "allocates by hand")]
 
@@ -9,10 +9,10 @@ mod testing;
 
 use common::Dice;
 use farheap::allocator_api2::alloc::{Allocator, Layout};
-use farheap::allocator_api2::boxed::Box as ArenaBox;
-use farheap::allocator_api2::vec::Vec as ArenaVec;
+use farheap::allocator_api2::boxed::Box as BumpBox;
+use farheap::allocator_api2::vec::Vec as BumpVec;
 use farheap::{ByteCount, Heap, Placement};
-use farheap_collections::Arena;
+use farheap_collections::Bump;
 use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::{slice, thread};
@@ -34,14 +34,14 @@ fn layout(size: usize, align: usize) -> Layout {
 
 /// Allocates blocks of all sizes by hand, of which most are never freed, and checks that they keep their
 /// bytes.
-fn work(arena: &Arena, seed: u64, rounds: usize) {
+fn work(bump: &Bump, seed: u64, rounds: usize) {
     let mut dice = Dice::new(seed);
     let mut blocks: Vec<(NonNull<u8>, Layout, u8)> = Vec::new();
     for round in 0..rounds {
         let most = 1 << dice.below(18);
         let size = 1 + dice.below(most) as usize;
         let layout = layout(size, 1 << dice.below(8));
-        let ptr = arena.allocate(layout).expect("there is memory").cast::<u8>();
+        let ptr = bump.allocate(layout).expect("there is memory").cast::<u8>();
         assert_eq!(ptr.addr().get() % layout.align(), 0);
         // SAFETY: the block is ours, and as large.
         unsafe { ptr.write_bytes(round as u8, layout.size()) };
@@ -52,13 +52,13 @@ fn work(arena: &Arena, seed: u64, rounds: usize) {
                 let (ptr, layout, byte) = blocks.swap_remove(at);
                 check(ptr, layout.size(), byte);
                 // SAFETY: our block.
-                unsafe { arena.deallocate(ptr, layout) };
+                unsafe { bump.deallocate(ptr, layout) };
             }
             1 => {
                 let (ptr, old, byte) = blocks[at];
                 let new = self::layout(old.size() + dice.below(90_000) as usize, old.align());
                 // SAFETY: our block, which grows.
-                let grown = unsafe { arena.grow(ptr, old, new) }.expect("there is memory").cast();
+                let grown = unsafe { bump.grow(ptr, old, new) }.expect("there is memory").cast();
                 check(grown, old.size(), byte);
                 // SAFETY: the block is ours, and as large.
                 unsafe { grown.write_bytes(byte, new.size()) };
@@ -68,7 +68,7 @@ fn work(arena: &Arena, seed: u64, rounds: usize) {
                 let (ptr, old, byte) = blocks[at];
                 let new = self::layout(1 + dice.below(old.size() as u64) as usize, old.align());
                 // SAFETY: our block, which shrinks.
-                let less = unsafe { arena.shrink(ptr, old, new) }.expect("there is memory").cast();
+                let less = unsafe { bump.shrink(ptr, old, new) }.expect("there is memory").cast();
                 check(less, new.size(), byte);
                 blocks[at] = (less, new, byte);
             }
@@ -85,67 +85,67 @@ fn check(ptr: NonNull<u8>, len: usize, byte: u8) {
 }
 
 #[test]
-fn an_arena_goes_at_once_with_live_blocks_of_many_threads() {
+fn a_bump_allocator_goes_at_once_with_live_blocks_of_many_threads() {
     let _turn = turn();
     let Some(heap) = start() else { return };
     for placement in [Placement::Far, Placement::Tier(heap.tier())] {
-        let arena = Arena::new(placement);
+        let bump = Bump::new(placement);
         thread::scope(|all| {
             for seed in 0..8 {
-                let arena = &arena;
-                all.spawn(move || work(arena, seed, 500));
+                let bump = &bump;
+                all.spawn(move || work(bump, seed, 500));
             }
         });
-        assert!(arena.reserved() > ByteCount::mib(8), "{}", arena.reserved());
-        assert!(heap.allocated() >= arena.reserved());
-        drop(arena);
+        assert!(bump.reserved() > ByteCount::mib(8), "{}", bump.reserved());
+        assert!(heap.allocated() >= bump.reserved());
+        drop(bump);
         assert_eq!(heap.allocated(), ByteCount::ZERO);
     }
     heap.shutdown().expect("everything was freed");
 }
 
 #[test]
-fn an_arena_that_is_reset_is_used_again() {
+fn a_bump_allocator_that_is_reset_is_used_again() {
     let _turn = turn();
-    let mut arena = Arena::new(Placement::Local);
+    let mut bump = Bump::new(Placement::Local);
     for seed in 0..20 {
-        work(&arena, seed, 300);
-        assert!(arena.reserved() > ByteCount::ZERO);
-        arena.reset();
-        assert_eq!(arena.reserved(), ByteCount::ZERO);
+        work(&bump, seed, 300);
+        assert!(bump.reserved() > ByteCount::ZERO);
+        bump.reset();
+        assert_eq!(bump.reserved(), ByteCount::ZERO);
     }
 }
 
 #[test]
-fn zeroed_blocks_of_an_arena_are_zero_also_where_others_were() {
+fn zeroed_blocks_of_a_bump_allocator_are_zero_also_where_others_were() {
     let _turn = turn();
     let Some(heap) = start() else { return };
     for placement in [Placement::Far, Placement::Local] {
-        let mut arena = Arena::new(placement);
+        let mut bump = Bump::new(placement);
         for _ in 0..3 {
             for size in [1, 100, 5_000, 40_000, 200_000] {
                 let layout = layout(size, 16);
-                let ptr = arena.allocate_zeroed(layout).expect("there is memory").cast::<u8>();
+                let ptr = bump.allocate_zeroed(layout).expect("there is memory").cast::<u8>();
                 check(ptr, size, 0);
                 // SAFETY: the block is ours, and as large.
                 unsafe { ptr.write_bytes(0xA5, size) };
             }
-            arena.reset();
+            bump.reset();
         }
     }
     heap.shutdown().expect("everything was freed");
 }
 
 #[test]
-fn the_last_block_of_an_arena_grows_where_it_is() {
+fn the_last_block_of_a_bump_allocator_grows_where_it_is() {
     let _turn = turn();
-    let arena = Arena::new(Placement::Local);
-    let mut numbers = ArenaVec::with_capacity_in(16, &arena);
+    let bump = Bump::new(Placement::Local);
+    let mut numbers = BumpVec::with_capacity_in(16, &bump);
     numbers.extend(0..16_u64);
     let place = numbers.as_ptr();
     numbers.extend(16..1_000);
     assert_eq!(numbers.as_ptr(), place);
-    let other = ArenaBox::new_in(7_u64, &arena);
+    let other = BumpBox::new_in(7_u64, &bump);
     numbers.extend(1_000..3_000);
     assert_ne!(numbers.as_ptr(), place, "something lies behind it");
     numbers.extend(3_000..100_000); // A large block from here on.
@@ -158,18 +158,18 @@ fn the_last_block_of_an_arena_grows_where_it_is() {
 fn a_large_block_that_is_freed_twice_is_noticed() {
     let _expected = ExpectedPanic::saying("was freed");
     let _turn = turn();
-    let arena = Arena::new(Placement::Local);
+    let bump = Bump::new(Placement::Local);
     let layout = layout(100_000, 8);
-    let ptr = arena.allocate(layout).expect("there is memory").cast();
+    let ptr = bump.allocate(layout).expect("there is memory").cast();
     for _ in 0..2 {
-        // SAFETY: the second time it is not, and the arena panics before it touches anything.
-        unsafe { arena.deallocate(ptr, layout) };
+        // SAFETY: the second time it is not, and the allocator panics before it touches anything.
+        unsafe { bump.deallocate(ptr, layout) };
     }
 }
 
 #[test]
-fn an_arena_of_far_memory_without_a_heap_has_none() {
+fn a_bump_allocator_of_far_memory_without_a_heap_has_none() {
     let _turn = turn();
-    assert!(Arena::new(Placement::Far).allocate(layout(8, 8)).is_err());
-    assert!(Arena::new(Placement::Far).allocate(layout(100_000, 8)).is_err());
+    assert!(Bump::new(Placement::Far).allocate(layout(8, 8)).is_err());
+    assert!(Bump::new(Placement::Far).allocate(layout(100_000, 8)).is_err());
 }
