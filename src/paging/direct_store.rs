@@ -23,11 +23,11 @@ use crate::paging::kernel_filled;
 use crate::paging::page::chunk_state::Phase;
 use crate::paging::page::chunks::{CHUNK, ChunkId};
 use crate::paging::page::word::{FrameId, State};
-use crate::paging::pager::Pager;
-use crate::paging::pager::frame_pool::NoRun;
+use crate::paging::pager::frame_pool::{FramePool, NoRun};
+use crate::paging::pager::health::Health;
 use crate::paging::pager::memory::RegionMemory;
 use crate::paging::region::Region;
-use crate::paging::tables::charge;
+use crate::paging::tables::Tables;
 use crate::sys::signals::SignalsBlocked;
 use std::time::{Duration, Instant};
 
@@ -82,13 +82,13 @@ impl Region {
         if !may_store || !holds_nothing(pager.memory(), chunk) {
             return false;
         }
-        let Some(run) = run_to_fill(pager, &self.requests) else { return false };
+        let Some(run) = run_to_fill(pager.pool(), pager.health(), &self.requests) else { return false };
         // Before the chunk is latched: `from` may be far, and its faults may need threads that wait for latches.
         // SAFETY: the caller's bytes; the run is this thread's, as long, and nobody else's (invariant 1).
         unsafe { std::ptr::copy_nonoverlapping(from, pager.frames().ptr(run), CHUNK) };
         // From here on the evictor gets the pages of the run, or nobody does.
         let _blocked = SignalsBlocked::new();
-        if !cool(pager, chunk, run) {
+        if !cool(pager.memory(), pager.tables(), chunk, run) {
             pager.pool().free_run(run);
             return false;
         }
@@ -99,27 +99,27 @@ impl Region {
 }
 
 /// A run of frames with memory; waits for a while until one is written.
-fn run_to_fill(pager: &Pager, requests: &Requests) -> Option<FrameId> {
+fn run_to_fill(pool: &FramePool, health: &Health, requests: &Requests) -> Option<FrameId> {
     /// Longest wait: a slow device needs some milliseconds for a run. Then the thread writes to the memory, where
     /// it waits for room as any other does.
     const PATIENCE: Duration = Duration::from_millis(200);
     /// The evictor tells of each run; nobody tells of room that others made, or that the region ends.
     const LOOK_EVERY: Duration = Duration::from_millis(2);
-    if !pager.pool().moves().evict || !pager.frames().has_runs() {
+    if !pool.moves().evict || !pool.staging().has_runs() {
         return None;
     }
-    let able = || pager.health().write_errno() == 0 && !pager.health().is_stopping();
+    let able = || health.write_errno() == 0 && !health.is_stopping();
     let begun = Instant::now();
     while able() && begun.elapsed() < PATIENCE {
         let seen = requests.freed();
-        match pager.pool().charged_run() {
+        match pool.charged_run() {
             Ok(run) => {
-                pager.pool().check_low();
+                pool.check_low();
                 return Some(run);
             }
             Err(NoRun::AllInUse) => requests.wait_for_freed(seen, LOOK_EVERY),
             Err(NoRun::Starved) => {
-                let waiters = pager.pool().waiters();
+                let waiters = pool.waiters();
                 waiters.begin_starving();
                 waiters.call_evictor();
                 requests.wait_for_freed(seen, LOOK_EVERY);
@@ -137,17 +137,17 @@ fn holds_nothing(memory: &RegionMemory, chunk: ChunkId) -> bool {
 }
 
 /// Lets the pages of a chunk that holds nothing cool in a run of frames. `false`: nothing has changed.
-fn cool(pager: &Pager, chunk: ChunkId, run: FrameId) -> bool {
+fn cool(memory: &RegionMemory, tables: &Tables, chunk: ChunkId, run: FrameId) -> bool {
     // As for a fault on an empty page: the tables stay until the words keep them.
-    let Some(_entered) = pager.chunks().enter(chunk) else { return false };
-    if !charge::count_tables(pager, chunk) || !pager.chunks().latch(chunk, Phase::Closed) {
+    let Some(_entered) = memory.chunks().enter(chunk) else { return false };
+    if !tables.count_chunk(memory, chunk) || !memory.chunks().latch(chunk, Phase::Closed) {
         return false;
     }
-    let is_own = pager.mapper().owns(pager.table().chunk_addr(chunk), CHUNK);
-    let claimed = is_own && kernel_filled::claim_all(pager.table(), chunk);
+    let is_own = memory.mapper().owns(memory.table().chunk_addr(chunk), CHUNK);
+    let claimed = is_own && kernel_filled::claim_all(memory.table(), chunk);
     if claimed {
-        kernel_filled::cool_all(pager.memory(), chunk, run);
+        kernel_filled::cool_all(memory, chunk, run);
     }
-    pager.chunks().unlatch(chunk, Phase::Closed, Phase::Closed);
+    memory.chunks().unlatch(chunk, Phase::Closed, Phase::Closed);
     claimed
 }

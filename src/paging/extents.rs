@@ -387,7 +387,9 @@ impl Extents {
             let start = page.as_usize() * self.pager.page_bytes();
             let part =
                 start.max(offset)..(start + self.pager.page_bytes()).min(offset + len.as_usize());
-            mapped_over::take_part_over(&self.pager, page, self.base() + part.start, part.len());
+            let (memory, slots) = (self.pager.memory(), self.pager.slots());
+            let (start, len) = (self.base() + part.start, part.len());
+            mapped_over::take_part_over(memory, slots, page, start, len);
         }
         let discard = |first, count| discard::discard(&self.pager, first, count);
         self.ranges.decommit(offset, len.as_usize(), discard);

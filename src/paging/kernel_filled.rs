@@ -31,7 +31,7 @@ use crate::paging::page::backoff;
 use crate::paging::page::chunk_state::{ChunkView, Phase};
 use crate::paging::page::chunks::{CHUNK, ChunkId};
 use crate::paging::page::word::{FrameId, State, Word};
-use crate::paging::pager::Pager;
+use crate::paging::pager::health::Health;
 use crate::paging::pager::memory::RegionMemory;
 use crate::paging::pager::table::PageTable;
 use crate::sys::signals::SignalsBlocked;
@@ -79,24 +79,24 @@ fn is_dense(memory: &RegionMemory, page: PageId, chunk: ChunkId) -> bool {
 }
 
 /// Opens the chunk of an `Empty` page if that is allowed, dense, and within the limit.
-pub(in crate::paging) fn try_open(pager: &Pager, page: PageId) -> OpenOutcome {
-    let chunk = pager.chunk_of(page);
-    let may_open = pager.chunks().pagemap().is_some() && pager.chunks().may_open(chunk);
+pub(in crate::paging) fn try_open(memory: &RegionMemory, health: &Health, page: PageId) -> OpenOutcome {
+    let chunk = memory.table().chunk_of(page);
+    let may_open = memory.chunks().pagemap().is_some() && memory.chunks().may_open(chunk);
     if !may_open
-        || !is_dense(pager.memory(), page, chunk)
-        || !pager.chunks().latch(chunk, Phase::Closed)
+        || !is_dense(memory, page, chunk)
+        || !memory.chunks().latch(chunk, Phase::Closed)
     {
         return OpenOutcome::Unfit;
     }
     // Asked with the chunk latched: a thread that takes a part of it back which the program had mapped
     // over (`mapped_over`) relies on it that only a chunk which is far memory, all of it, is opened.
-    let is_own = pager.mapper().owns(pager.table().chunk_addr(chunk), CHUNK);
-    let opened = is_own && open_latched(pager, chunk);
+    let is_own = memory.mapper().owns(memory.table().chunk_addr(chunk), CHUNK);
+    let opened = is_own && open_latched(memory, chunk);
     let now = if opened { Phase::Open } else { Phase::Closed };
-    pager.chunks().unlatch(chunk, Phase::Closed, now);
+    memory.chunks().unlatch(chunk, Phase::Closed, now);
     if opened {
-        pager.counters().chunks_opened.bump();
-        pager.policy().lock().opened(pager.pages_per_chunk());
+        memory.counters().chunks_opened.bump();
+        memory.policy().lock().opened(memory.table().pages_per_chunk());
         return OpenOutcome::Opened;
     }
     if !is_own {
@@ -104,75 +104,75 @@ pub(in crate::paging) fn try_open(pager: &Pager, page: PageId) -> OpenOutcome {
     }
     // Room comes with the next write that ends. A page of its own now would leave a chunk of
     // small pages, which the kernel fills one by one and gives back one by one.
-    let room = pager.pool().watermarks().for_fresh().0 + CHUNK as u64;
-    let is_aimed_at = pager.pool().watermarks().evict_until() >= room;
-    let writing = is_aimed_at && pager.starved().is_writing();
-    let healthy = pager.health().write_errno() == 0;
-    let is_fresh = |page: PageId| pager.word(page).load().state() == State::Empty;
-    if writing && healthy && pager.table().pages_of_chunk(chunk).all(is_fresh) {
+    let room = memory.pool().watermarks().for_fresh().0 + CHUNK as u64;
+    let is_aimed_at = memory.pool().watermarks().evict_until() >= room;
+    let writing = is_aimed_at && memory.pool().waiters().starved().is_writing();
+    let healthy = health.write_errno() == 0;
+    let is_fresh = |page: PageId| memory.table().word(page).load().state() == State::Empty;
+    if writing && healthy && memory.table().pages_of_chunk(chunk).all(is_fresh) {
         return OpenOutcome::Wait;
     }
     OpenOutcome::Unfit
 }
 
-fn open_latched(pager: &Pager, chunk: ChunkId) -> bool {
+fn open_latched(memory: &RegionMemory, chunk: ChunkId) -> bool {
     let mut absent = 0;
-    for page in pager.table().pages_of_chunk(chunk) {
-        let word = pager.word(page).load();
+    for page in memory.table().pages_of_chunk(chunk) {
+        let word = memory.table().word(page).load();
         match word.state() {
             State::Empty => absent += 1,
             State::Resident if is_plain(word) => {}
             _ => return false,
         }
     }
-    let page = pager.page_size().0;
-    let reserve = pager.pool().watermarks().for_fresh();
-    if absent == pager.pages_per_chunk()
-        && pager.pool().available() >= reserve.0 + CHUNK as u64
-        && let Some(opened) = open_with_run(pager, chunk)
+    let page = memory.table().page_size().0;
+    let reserve = memory.pool().watermarks().for_fresh();
+    if absent == memory.table().pages_per_chunk()
+        && memory.pool().available() >= reserve.0 + CHUNK as u64
+        && let Some(opened) = open_with_run(memory, chunk)
     {
         return opened;
     }
-    if !pager.pool().charge_leaving(ByteCount(absent * page), reserve) {
+    if !memory.pool().charge_leaving(ByteCount(absent * page), reserve) {
         return false;
     }
-    let (count, really_absent) = adopt_pages(pager.memory(), chunk);
-    let whole = count == pager.pages_per_chunk();
+    let (count, really_absent) = adopt_pages(memory, chunk);
+    let whole = count == memory.table().pages_per_chunk();
     // Pages that came or went since they were counted.
     let more = ByteCount(really_absent.saturating_sub(absent) * page);
-    if whole && pager.budget().try_charge_leaving(more, ByteCount::ZERO) {
-        if leave_to_kernel(pager.memory(), chunk) {
-            pager.budget().uncharge(ByteCount(absent.saturating_sub(really_absent) * page));
+    if whole && memory.budget().try_charge_leaving(more, ByteCount::ZERO) {
+        if leave_to_kernel(memory, chunk) {
+            memory.budget().uncharge(ByteCount(absent.saturating_sub(really_absent) * page));
             return true;
         }
         // The kernel has no mapping left (max_map_count).
-        pager.budget().uncharge(more);
+        memory.budget().uncharge(more);
     }
-    let first = chunk.0 as u64 * pager.pages_per_chunk();
-    list_resident(pager.memory(), chunk, &mut (first..first + count).map(PageId));
-    pager.budget().uncharge(ByteCount(absent * page));
+    let first = chunk.0 as u64 * memory.table().pages_per_chunk();
+    list_resident(memory, chunk, &mut (first..first + count).map(PageId));
+    memory.budget().uncharge(ByteCount(absent * page));
     false
 }
 
 /// Opens a chunk without content, latched, with the memory of a spare run, which is zero and
 /// charged: no fault waits for the kernel to clear some. `None`: there is none that can be used.
-fn open_with_run(pager: &Pager, chunk: ChunkId) -> Option<bool> {
-    let first = pager.frames().spare_runs().take_zeros()?;
-    if !move_run_in(pager.memory(), chunk, first) {
+fn open_with_run(memory: &RegionMemory, chunk: ChunkId) -> Option<bool> {
+    let first = memory.frames().spare_runs().take_zeros()?;
+    if !move_run_in(memory, chunk, first) {
         // A part of it may have been mapped for a moment.
-        pager.pool().free_run(first);
+        memory.pool().free_run(first);
         return None;
     }
     (first.0..)
-        .take(pager.frames().run_frames())
-        .for_each(|n| pager.frames().put_empty(FrameId(n)));
-    pager.counters().chunks_reused.bump();
-    let opened = leave_to_kernel(pager.memory(), chunk);
+        .take(memory.frames().run_frames())
+        .for_each(|n| memory.frames().put_empty(FrameId(n)));
+    memory.counters().chunks_reused.bump();
+    let opened = leave_to_kernel(memory, chunk);
     // Before anybody looks at the words: the chunk is latched.
-    let_go(pager.table(), pager.table().pages_of_chunk(chunk));
+    let_go(memory.table(), memory.table().pages_of_chunk(chunk));
     if !opened {
         // The kernel has no mapping left (max_map_count).
-        list_resident(pager.memory(), chunk, &mut pager.table().pages_of_chunk(chunk));
+        list_resident(memory, chunk, &mut memory.table().pages_of_chunk(chunk));
     }
     Some(opened)
 }
@@ -285,45 +285,45 @@ fn claim_empty(table: &PageTable, page: PageId) {
 }
 
 /// Closes an open chunk: its pages become ordinary pages. Returns whether it was open.
-pub(in crate::paging) fn close(pager: &Pager, chunk: ChunkId) -> bool {
+pub(in crate::paging) fn close(memory: &RegionMemory, chunk: ChunkId) -> bool {
     let _blocked = SignalsBlocked::new();
-    if pager.chunks().latch_open(chunk).is_err() {
+    if memory.chunks().latch_open(chunk).is_err() {
         return false;
     }
-    if register_alone(pager.memory(), chunk) {
-        end_close(pager, chunk);
+    if register_alone(memory, chunk) {
+        end_close(memory, chunk);
         return true;
     }
-    pager.chunks().unlatch(chunk, Phase::Open, Phase::Open);
-    close_run(pager, chunk)
+    memory.chunks().unlatch(chunk, Phase::Open, Phase::Open);
+    close_run(memory, chunk)
 }
 
 /// Makes the pages of a chunk, latched and registered, ordinary ones, and unlatches it.
-fn end_close(pager: &Pager, chunk: ChunkId) {
-    let absent = list_resident(pager.memory(), chunk, &mut pager.table().pages_of_chunk(chunk));
-    pager.budget().uncharge(ByteCount(absent * pager.page_size().0));
-    pager.managed().gave_back(absent * pager.page_size().0);
-    pager.chunks().unlatch(chunk, Phase::Open, Phase::Closed);
-    pager.counters().chunks_closed.bump();
+fn end_close(memory: &RegionMemory, chunk: ChunkId) {
+    let absent = list_resident(memory, chunk, &mut memory.table().pages_of_chunk(chunk));
+    memory.budget().uncharge(ByteCount(absent * memory.table().page_size().0));
+    memory.pool().managed().gave_back(absent * memory.table().page_size().0);
+    memory.chunks().unlatch(chunk, Phase::Open, Phase::Closed);
+    memory.counters().chunks_closed.bump();
 }
 
 /// Closes the whole run of open chunks that a chunk lies in, which needs no mapping: the run is
 /// one, or several that are whole. Returns whether the chunk was open and is closed; where the
 /// kernel refuses even that, all stays as it is.
-fn close_run(pager: &Pager, chunk: ChunkId) -> bool {
+fn close_run(memory: &RegionMemory, chunk: ChunkId) -> bool {
     /// Chunks that are opened beside the run meanwhile make it longer: then once more.
     const TRIES: u32 = 16;
     // One at a time, and nobody waits for this with a chunk latched: two that each hold what
     // the other needs would wait for ever.
-    let _one = pager.chunks().lock_closing_run();
+    let _one = memory.chunks().lock_closing_run();
     let mut refused = Ok(());
     for _ in 0..TRIES {
-        if pager.chunks().latch_open(chunk).is_err() {
+        if memory.chunks().latch_open(chunk).is_err() {
             return refused.is_ok(); // Somebody has closed it.
         }
         let (mut first, mut end) = (chunk.0, chunk.0 + 1);
         let is_in_run = |at: usize| {
-            at < pager.chunks().count() && pager.chunks().latch_open(ChunkId(at)).is_ok()
+            at < memory.chunks().count() && memory.chunks().latch_open(ChunkId(at)).is_ok()
         };
         while first > 0 && is_in_run(first - 1) {
             first -= 1;
@@ -331,14 +331,14 @@ fn close_run(pager: &Pager, chunk: ChunkId) -> bool {
         while is_in_run(end) {
             end += 1;
         }
-        let (addr, len) = (pager.table().chunk_addr(ChunkId(first)), (end - first) * CHUNK);
-        refused = pager.mapper().register_own(addr, len);
+        let (addr, len) = (memory.table().chunk_addr(ChunkId(first)), (end - first) * CHUNK);
+        refused = memory.mapper().register_own(addr, len);
         if refused.is_ok() {
-            (first..end).for_each(|at| end_close(pager, ChunkId(at)));
+            (first..end).for_each(|at| end_close(memory, ChunkId(at)));
             return true;
         }
         let (open, run) = (Phase::Open, first..end);
-        run.for_each(|at| pager.chunks().unlatch(ChunkId(at), open, open));
+        run.for_each(|at| memory.chunks().unlatch(ChunkId(at), open, open));
     }
     if let Err(error) = refused {
         crate::paging::diagnostics::warn("chunks could not be registered again, and stay", &error);
@@ -347,30 +347,30 @@ fn close_run(pager: &Pager, chunk: ChunkId) -> bool {
 }
 
 /// Closes the next open chunk as [`close_into`] does.
-pub(in crate::paging) fn close_next_into(pager: &Pager, first: FrameId) -> CloseOutcome {
-    let next = pager.chunks().next_open();
-    next.map_or(CloseOutcome::None, |chunk| close_into(pager, chunk, first))
+pub(in crate::paging) fn close_next_into(memory: &RegionMemory, first: FrameId) -> CloseOutcome {
+    let next = memory.chunks().next_open();
+    next.map_or(CloseOutcome::None, |chunk| close_into(memory, chunk, first))
 }
 
 /// Closes an open chunk by taking its memory out to the run of frames that begins with
 /// `first`, where its pages cool. The frames' charge is the chunk's. A chunk of which the
 /// kernel uses a page, or that has holes, is closed as usual, and the frames stay empty.
-pub(in crate::paging) fn close_into(pager: &Pager, chunk: ChunkId, first: FrameId) -> CloseOutcome {
-    if pager.chunks().latch_open(chunk).is_err() {
+pub(in crate::paging) fn close_into(memory: &RegionMemory, chunk: ChunkId, first: FrameId) -> CloseOutcome {
+    if memory.chunks().latch_open(chunk).is_err() {
         return CloseOutcome::None;
     }
-    if !register_alone(pager.memory(), chunk) {
-        pager.chunks().unlatch(chunk, Phase::Open, Phase::Open);
-        return if close_run(pager, chunk) { CloseOutcome::Listed } else { CloseOutcome::None };
+    if !register_alone(memory, chunk) {
+        memory.chunks().unlatch(chunk, Phase::Open, Phase::Open);
+        return if close_run(memory, chunk) { CloseOutcome::Listed } else { CloseOutcome::None };
     }
-    let is_own = pager.mapper().owns(pager.table().chunk_addr(chunk), CHUNK);
-    let taken = is_own && is_whole(pager.memory(), chunk) && move_chunk(pager, chunk, first);
+    let is_own = memory.mapper().owns(memory.table().chunk_addr(chunk), CHUNK);
+    let taken = is_own && is_whole(memory, chunk) && move_chunk(memory, chunk, first);
     if !taken {
-        end_close(pager, chunk);
+        end_close(memory, chunk);
         return CloseOutcome::Listed;
     }
-    pager.chunks().unlatch(chunk, Phase::Open, Phase::Closed);
-    pager.counters().chunks_closed.bump();
+    memory.chunks().unlatch(chunk, Phase::Open, Phase::Closed);
+    memory.counters().chunks_closed.bump();
     CloseOutcome::Taken
 }
 
@@ -384,19 +384,19 @@ fn is_whole(memory: &RegionMemory, chunk: ChunkId) -> bool {
 
 /// Moves all of a chunk, latched and registered, to a run of frames; `false` and nothing has
 /// changed when the kernel uses a page of it.
-fn move_chunk(pager: &Pager, chunk: ChunkId, first: FrameId) -> bool {
-    let (dst, src) = (pager.frames().addr(first), pager.table().chunk_addr(chunk));
-    let moved = pager.memory().move_or_stop(dst, src, CHUNK).bytes;
+fn move_chunk(memory: &RegionMemory, chunk: ChunkId, first: FrameId) -> bool {
+    let (dst, src) = (memory.frames().addr(first), memory.table().chunk_addr(chunk));
+    let moved = memory.move_or_stop(dst, src, CHUNK).bytes;
     if moved < CHUNK {
         if moved > 0 {
-            pager.mapper().move_back(dst, src, moved);
+            memory.mapper().move_back(dst, src, moved);
         }
-        pager.counters().evict_busy.bump();
+        memory.counters().evict_busy.bump();
         return false;
     }
-    pager.counters().chunks_evicted.bump();
-    pager.table().pages_of_chunk(chunk).for_each(|page| claim_empty(pager.table(), page));
-    cool_all(pager.memory(), chunk, first);
+    memory.counters().chunks_evicted.bump();
+    memory.table().pages_of_chunk(chunk).for_each(|page| claim_empty(memory.table(), page));
+    cool_all(memory, chunk, first);
     true
 }
 
@@ -426,52 +426,52 @@ fn register_alone(memory: &RegionMemory, chunk: ChunkId) -> bool {
 
 /// Closes the chunk of a page, so that the page's word speaks for it. `false`: the process has
 /// too many mappings.
-pub(in crate::paging) fn close_around(pager: &Pager, page: PageId) -> bool {
-    let chunk = pager.chunk_of(page);
-    pager.chunks().is_closed(chunk) || close(pager, chunk) || !pager.chunks().is_open(chunk)
+pub(in crate::paging) fn close_around(memory: &RegionMemory, page: PageId) -> bool {
+    let chunk = memory.table().chunk_of(page);
+    memory.chunks().is_closed(chunk) || close(memory, chunk) || !memory.chunks().is_open(chunk)
 }
 
 /// Closes one open chunk, going round; `false` when there is none.
-pub(in crate::paging) fn close_next(pager: &Pager) -> bool {
-    pager.chunks().next_open().is_some_and(|chunk| close(pager, chunk))
+pub(in crate::paging) fn close_next(memory: &RegionMemory) -> bool {
+    memory.chunks().next_open().is_some_and(|chunk| close(memory, chunk))
 }
 
 /// Discards pages `first..end` of one chunk if it is open; else as what it was seen closed.
 pub(in crate::paging) fn discard_in_open(
-    pager: &Pager,
+    memory: &RegionMemory,
     chunk: ChunkId,
     first: PageId,
     end: PageId,
 ) -> std::result::Result<(), ChunkView> {
-    pager.chunks().latch_open(chunk)?;
+    memory.chunks().latch_open(chunk)?;
     let pages = end.0 - first.0;
     // Where the process has too many mappings it stays open, empty and charged, until it can
     // be closed with its run.
-    let whole = pages == pager.pages_per_chunk() && register_alone(pager.memory(), chunk);
-    let piece = Piece::new(pager.addr(first), pages as usize * pager.page_bytes());
+    let whole = pages == memory.table().pages_per_chunk() && register_alone(memory, chunk);
+    let piece = Piece::new(memory.table().addr(first), pages as usize * memory.table().page_bytes());
     // SAFETY: the chunk is latched and open, so nobody else changes its mapping, and the
     // caller gave the pages' contents up.
-    unsafe { pager.mapper().discard(&[piece]) }
+    unsafe { memory.mapper().discard(&[piece]) }
         .expect("MADV_DONTNEED of own anonymous pages succeeds");
     if whole {
-        pager.budget().uncharge(ByteCount(CHUNK as u64));
+        memory.budget().uncharge(ByteCount(CHUNK as u64));
     }
-    pager.chunks().unlatch(chunk, Phase::Open, if whole { Phase::Closed } else { Phase::Open });
+    memory.chunks().unlatch(chunk, Phase::Open, if whole { Phase::Closed } else { Phase::Open });
     Ok(())
 }
 
 /// Drops a part of a page, in kernel pages, if its chunk is open: the kernel fills it again. Returns whether
 /// that was so.
-pub(in crate::paging) fn drop_part_in_open(pager: &Pager, page: PageId, part: Piece) -> bool {
-    let chunk = pager.chunk_of(page);
+pub(in crate::paging) fn drop_part_in_open(memory: &RegionMemory, page: PageId, part: Piece) -> bool {
+    let chunk = memory.table().chunk_of(page);
     let _blocked = SignalsBlocked::new();
-    if pager.chunks().latch_open(chunk).is_err() {
+    if memory.chunks().latch_open(chunk).is_err() {
         return false;
     }
     // SAFETY: as in `discard_in_open`.
-    unsafe { pager.mapper().discard(&[part]) }
+    unsafe { memory.mapper().discard(&[part]) }
         .expect("MADV_DONTNEED of own anonymous pages succeeds");
-    pager.chunks().unlatch(chunk, Phase::Open, Phase::Open);
+    memory.chunks().unlatch(chunk, Phase::Open, Phase::Open);
     true
 }
 

@@ -32,7 +32,6 @@ use crate::paging::kernel_filled;
 use crate::paging::page::backoff;
 use crate::paging::page::chunk_state::Entered;
 use crate::paging::page::word::{State, Word};
-use crate::paging::pager::Pager;
 use crate::paging::pager::memory::RegionMemory;
 use crate::paging::pager::slot_store::SlotStore;
 use crate::sys::signals::SignalsBlocked;
@@ -51,7 +50,7 @@ pub(in crate::paging) fn disown(
         0 => {
             slots.put(moving.slot());
             memory.table().publish(page, moving, Word::poisoned(None));
-            memory.pool().budget().uncharge(memory.table().page_size());
+            memory.budget().uncharge(memory.table().page_size());
             memory.pool().managed().gave_back(memory.table().page_bytes() as u64);
         }
         far if far < memory.table().page_bytes() => {
@@ -69,14 +68,14 @@ pub(in crate::paging) fn disown(
 /// Enters the chunk of a page, closed: a page of it that is mapped anew is the handlers'. `None`: the
 /// process has too many mappings to close it. It stays closed as long as the program's mapping is in
 /// it: a chunk is opened only when all of it is far memory.
-fn enter_closed(pager: &Pager, page: PageId) -> Option<Entered<'_>> {
-    let chunk = pager.chunk_of(page);
+fn enter_closed(memory: &RegionMemory, page: PageId) -> Option<Entered<'_>> {
+    let chunk = memory.table().chunk_of(page);
     let mut spins = 0;
     loop {
-        if let Some(entered) = pager.chunks().enter(chunk) {
+        if let Some(entered) = memory.chunks().enter(chunk) {
             return Some(entered);
         }
-        if !kernel_filled::close_around(pager, page) {
+        if !kernel_filled::close_around(memory, page) {
             return None;
         }
         backoff(&mut spins);
@@ -85,20 +84,20 @@ fn enter_closed(pager: &Pager, page: PageId) -> Option<Entered<'_>> {
 
 /// Makes those of `count` pages of one chunk, from `first` on, far memory again that the program had mapped
 /// something over and has freed.
-pub(in crate::paging) fn take_over(pager: &Pager, first: PageId, count: u64) {
-    let Some(_entered) = enter_closed(pager, first) else { return };
+pub(in crate::paging) fn take_over(memory: &RegionMemory, first: PageId, count: u64) {
+    let Some(_entered) = enter_closed(memory, first) else { return };
     let moving = Word::moving(None);
     for page in (first.0..first.0 + count).map(PageId) {
         // (A page that is in use again is not free.)
-        let is_free = pager.word(page).load().state() == State::Empty;
-        if !is_free || pager.memory().owns_page(page) {
+        let is_free = memory.table().word(page).load().state() == State::Empty;
+        if !is_free || memory.owns_page(page) {
             continue;
         }
-        if pager.word(page).try_change(Word::EMPTY, moving).is_ok() {
-            if let Err(error) = pager.memory().map_anew(page) {
+        if memory.table().word(page).try_change(Word::EMPTY, moving).is_ok() {
+            if let Err(error) = memory.map_anew(page) {
                 report::warn("memory that was mapped over stays the program's", &error);
             }
-            pager.publish(page, moving, Word::EMPTY);
+            memory.table().publish(page, moving, Word::EMPTY);
         }
     }
 }
@@ -106,24 +105,24 @@ pub(in crate::paging) fn take_over(pager: &Pager, first: PageId, count: u64) {
 /// Makes a part of a page far memory again, in whole kernel pages, that the program has freed and had mapped
 /// something over. What else is in the page stays. (Else the next to get that part would write to the
 /// program's file.)
-pub(in crate::paging) fn take_part_over(pager: &Pager, page: PageId, start: usize, len: usize) {
-    if pager.mapper().owns(start, len) {
+pub(in crate::paging) fn take_part_over(memory: &RegionMemory, slots: &SlotStore, page: PageId, start: usize, len: usize) {
+    if memory.mapper().owns(start, len) {
         return;
     }
     let _blocked = SignalsBlocked::new();
-    let Some(_entered) = enter_closed(pager, page) else { return };
-    let Some((moving, after)) = take_word(pager.memory(), pager.slots(), page) else { return };
+    let Some(_entered) = enter_closed(memory, page) else { return };
+    let Some((moving, after)) = take_word(memory, slots, page) else { return };
     for start in (start..start + len).step_by(KERNEL_PAGE) {
-        if pager.mapper().owns(start, KERNEL_PAGE) {
+        if memory.mapper().owns(start, KERNEL_PAGE) {
             continue;
         }
-        let register = || pager.mapper().register_faults(start, KERNEL_PAGE);
-        if let Err(error) = pager.table().map_part_anew(start, KERNEL_PAGE, register) {
+        let register = || memory.mapper().register_faults(start, KERNEL_PAGE);
+        if let Err(error) = memory.table().map_part_anew(start, KERNEL_PAGE, register) {
             report::warn("memory that was mapped over stays the program's", &error);
         }
     }
     if let Some(moving) = moving {
-        pager.publish(page, moving, after);
+        memory.table().publish(page, moving, after);
     }
 }
 

@@ -73,7 +73,7 @@ impl Pins {
         loop {
             let word = self.pager.word(page).load();
             if word.state() != State::Resident {
-                if !kernel_filled::close_around(&self.pager, page) {
+                if !kernel_filled::close_around(self.pager.memory(), page) {
                     let reason = "the process has too many mappings (vm.max_map_count)".to_owned();
                     return Err(Error::LimitExceeded { reason });
                 }

@@ -42,9 +42,9 @@ use crate::paging::fault::handler::Handler;
 use crate::paging::fault::supervisor::Supervisor;
 use crate::paging::fork;
 use crate::paging::limits::TwoLimits;
+use crate::paging::pager::memory::RegionMemory;
 use crate::paging::pager::{Pager, reclaim};
 use crate::paging::pins::Pins;
-use crate::paging::tables::charge;
 use crate::store::{OnlyUser, Store, Wipe};
 use crate::sys::messages::Deliver;
 use crate::sys::probe::{Memory, address_space};
@@ -103,15 +103,15 @@ fn join(manager: &MemoryManager, name: &str, config: &RegionConfig) -> Result<Ac
 
 /// Bytes that a region keeps for itself whatever it holds: what its parts say of themselves, the page
 /// that is kept for copies, and what no part knows of.
-fn fixed_bytes(pager: &Pager, handlers: usize) -> ByteCount {
+fn fixed_bytes(memory: &RegionMemory, handlers: usize) -> ByteCount {
     /// Kernel page tables of sparse arrays, small objects. Measured: `docs/design/memory.md`.
     const OTHERS: usize = 256 << 10;
-    let (frames, page) = (pager.frames().count(), pager.page_bytes());
+    let (frames, page) = (memory.frames().count(), memory.table().page_bytes());
     let bytes = OTHERS
         + handlers * Handler::bytes(frames)
         + Evictor::bytes(frames)
         + Counters::bytes(handlers)
-        + pager.frames().table_bytes()
+        + memory.frames().table_bytes()
         + thread::THREAD_BYTES // the supervisor's
         + page;
     ByteCount(bytes as u64)
@@ -209,8 +209,8 @@ pub(crate) fn create(
     let account = joined.transpose()?;
     let pager =
         Pager::new(&config, store, account).map_err(|error| name_span(error, config.span))?;
-    reclaim::set_limit(&pager, config.limit);
-    charge::start_tables(&pager, manager.map(|manager| &**manager))?;
+    reclaim::set_limit(pager.memory(), config.limit);
+    pager.tables().start(pager.memory(), pager.slots(), manager.map(|manager| &**manager))?;
     pager.pool().keep_copy_charge()?;
     let pager = Arc::new(pager);
     let extents = Extents::new(Arc::clone(&pager))?;
@@ -219,7 +219,7 @@ pub(crate) fn create(
         account.set_reclaimer(reclaimer);
     }
     if let Some(manager) = manager {
-        let fixed = fixed_bytes(&pager, config.handlers);
+        let fixed = fixed_bytes(pager.memory(), config.handlers);
         pager.managed().charge_fixed(manager, fixed)?;
     }
     let requests = Arc::new(Requests::new());

@@ -2,7 +2,6 @@
 #![expect(unsafe_code, reason = "drops pages of the region")]
 
 use crate::base::units::{ByteCount, PageCount, PageId};
-use crate::paging::counters::Counters;
 use crate::paging::evict::arrivals::Residents;
 use crate::paging::mapped_over;
 use crate::paging::page::BATCH_MAX;
@@ -114,7 +113,6 @@ pub(in crate::paging) fn leave_others(
 /// Drops pages that have been write-protected since their slots were read.
 pub(in crate::paging) fn drop_clean(
     memory: &RegionMemory,
-    counters: &Counters,
     clean: &[(PageId, Word)],
     pieces: &[Piece],
 ) {
@@ -135,11 +133,11 @@ pub(in crate::paging) fn drop_clean(
         memory.table().publish(page, word, Word::stored(slot));
     }
     let bytes = (clean.len() * memory.table().page_bytes()) as u64;
-    memory.pool().budget().uncharge(ByteCount(bytes));
+    memory.budget().uncharge(ByteCount(bytes));
     memory.pool().managed().gave_back(bytes);
-    counters.evicted_clean.add(clean.len() as u64);
+    memory.counters().evicted_clean.add(clean.len() as u64);
     let unseen = clean.iter().filter(|(_, word)| word.prefetched()).count();
-    counters.prefetch_unused.add(unseen as u64);
+    memory.counters().prefetch_unused.add(unseen as u64);
 }
 
 /// Frames to take neighbouring pages from `first` out to: a run for a whole chunk.

@@ -55,7 +55,6 @@ use crate::paging::diagnostics;
 use crate::paging::evict::victims::Chunkwise;
 use crate::paging::kernel_filled;
 use crate::paging::pager::frame_pool::standby_count;
-use crate::paging::tables::charge;
 use crate::sys::messages;
 use std::time::Duration;
 
@@ -74,7 +73,7 @@ impl Evictor {
         self.pager.fork().children().reap(self.pager.slots().map());
         // Handlers wait for no reader, so that what they have said goes from here.
         messages::flush();
-        charge::count_tables_of_limit(&self.pager);
+        self.pager.tables().count_of_limit(self.pager.memory());
         if self.pager.mapper().met_locks() {
             diagnostics::unlocked();
         }
@@ -84,9 +83,9 @@ impl Evictor {
         self.recover();
         let discarded = !worked && self.discard_slots();
         if !asked && !worked && !discarded {
-            charge::release_tables(&self.pager);
+            self.pager.tables().release(self.pager.memory());
         }
-        let discarded = discarded || !worked && charge::sleep_slots(&self.pager);
+        let discarded = discarded || !worked && self.pager.tables().sleep_slots(self.pager.memory(), self.pager.slots());
         // While writes fail, what was found dirty goes back: looking for clean pages all the time
         // would be all this thread does.
         let hopeless = self.writes.is_paused() && self.pager.health().is_exhausted();
@@ -242,7 +241,7 @@ impl Evictor {
         let wanted = self.wanted();
         let mut freed = false;
         if wanted > 0 {
-            let released = charge::release_tables(&self.pager) as usize;
+            let released = self.pager.tables().release(self.pager.memory()) as usize;
             self.made_room(released);
             // What the heap keeps of freed memory need not be written.
             self.pager.pool().purge().call();
@@ -256,7 +255,7 @@ impl Evictor {
                 }
                 Chunkwise::Unfit => {
                     let closed =
-                        self.pager.chunks().any_open() && kernel_filled::close_next(&self.pager);
+                        self.pager.chunks().any_open() && kernel_filled::close_next(self.pager.memory());
                     self.evict(wanted.min(TURN_MAX)) || closed
                 }
             };

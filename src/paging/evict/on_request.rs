@@ -84,7 +84,7 @@ impl Evictor {
             run = self.take_run();
         }
         run.is_some_and(|run| {
-            let took = self.take_chunk(run, |pager| kernel_filled::close_into(pager, chunk, run));
+            let took = self.take_chunk(run, |memory| kernel_filled::close_into(memory, chunk, run));
             took == Chunkwise::Went
         })
     }
@@ -113,7 +113,7 @@ impl Evictor {
             self.finish_until(half);
             for (page, seen) in batch.iter().zip(&mut seen) {
                 // Where the process has too many mappings to close a chunk, its pages stay.
-                let _ = kernel_filled::close_around(&self.pager, *page);
+                let _ = kernel_filled::close_around(self.pager.memory(), *page);
                 *seen = self.pager.chunks().look(self.pager.chunk_of(*page));
             }
             self.take_out(batch, Listed::Yes);

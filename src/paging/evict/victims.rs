@@ -8,7 +8,7 @@ use crate::paging::kernel_filled::CloseOutcome;
 use crate::paging::mapped_over;
 use crate::paging::page::BATCH_MAX;
 use crate::paging::page::word::{FrameId, Word};
-use crate::paging::pager::Pager;
+use crate::paging::pager::memory::RegionMemory;
 use crate::sys::vm::{HUGE_PAGE, Piece};
 use std::time::Instant;
 
@@ -115,7 +115,6 @@ impl Evictor {
         }
         content::drop_clean(
             self.pager.memory(),
-            self.pager.counters(),
             &clean[..clean_count],
             &pieces[..piece_count],
         );
@@ -222,7 +221,7 @@ impl Evictor {
             return Chunkwise::Unfit;
         }
         match self.take_run() {
-            Some(run) => self.take_chunk(run, |pager| kernel_filled::close_next_into(pager, run)),
+            Some(run) => self.take_chunk(run, |memory| kernel_filled::close_next_into(memory, run)),
             None if self.under_way() > 0 => Chunkwise::Wait,
             None => Chunkwise::Unfit,
         }
@@ -248,12 +247,12 @@ impl Evictor {
     pub(super) fn take_chunk(
         &mut self,
         run: FrameId,
-        close: impl FnOnce(&Pager) -> CloseOutcome,
+        close: impl FnOnce(&RegionMemory) -> CloseOutcome,
     ) -> Chunkwise {
         let pager = &self.pager;
         let chosen = Instant::now();
         pager.frames().spare_runs().set_filled(run, false);
-        match close(pager) {
+        match close(pager.memory()) {
             CloseOutcome::Taken => {
                 self.cool_run(run, chosen);
                 Chunkwise::Went

@@ -10,7 +10,6 @@ use crate::paging::page::word::{FrameId, Word};
 use crate::paging::pager::Pager;
 use crate::paging::pager::health::NO_SLOT;
 use crate::paging::pager::health::errno_of;
-use crate::paging::tables::charge;
 use crate::paging::transfer::{Aim, Transfer, Transfers};
 use crate::store::Op;
 use std::sync::Arc;
@@ -177,7 +176,7 @@ impl WriteBack {
             return Some(1);
         }
         let want = SlotCount(self.transfers.mergeable(Op::Write, dirty.iter().copied()) as u64);
-        charge::ready_slots(&self.pager, want);
+        self.pager.tables().ready_slots(self.pager.memory(), self.pager.slots(), want);
         let map = self.pager.slots().map();
         let Some((first, got)) = map.take_run(want) else {
             if map.has_asleep() && self.is_writing() {

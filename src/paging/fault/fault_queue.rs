@@ -125,9 +125,9 @@ impl FaultQueue {
 
     fn answer_again(&mut self, fault: Fault, arrived: Instant, before: Option<Waiting>) {
         let page = self.pager.page_at(fault.address);
-        let must_wait = self.pager.starved().len() > 0 && no_room::must_wait(&self.pager, page);
+        let must_wait = self.pager.starved().len() > 0 && no_room::must_wait(self.pager.memory(), self.pager.health(), page);
         if must_wait || !self.serve(page, fault, arrived, before) {
-            no_room::wait_for_room(&self.pager, page, fault, arrived);
+            no_room::wait_for_room(self.pager.memory(), self.pager.health(), page, fault, arrived);
         }
     }
 

@@ -29,6 +29,7 @@ use crate::paging::pager::Pager;
 use crate::paging::pager::health::Health;
 use crate::paging::pager::lost;
 use crate::paging::pager::memory::RegionMemory;
+use crate::paging::pager::slot_store::SlotStore;
 use crate::sys::uffd::{Protect, Wake};
 use std::time::Duration;
 
@@ -138,10 +139,10 @@ pub(in crate::paging) fn read_until_deadline(
 
 /// `Filling` -> `Moving`: the page whose slot was read into `frame` is the caller's, to be mapped.
 /// Says as well whether a thread waits for it. `None`: it was discarded; the frame is given back.
-pub(in crate::paging) fn end_fill(pager: &Pager, frame: FrameId) -> Option<(Word, bool)> {
-    let ended = take_filled(pager, frame, pager.frames().slot(frame));
+pub(in crate::paging) fn end_fill(memory: &RegionMemory, slots: &SlotStore, frame: FrameId) -> Option<(Word, bool)> {
+    let ended = take_filled(memory, slots, frame, memory.frames().slot(frame));
     if ended.is_none() {
-        pager.pool().cancel_fill(frame);
+        memory.pool().cancel_fill(frame);
     }
     ended
 }
@@ -149,17 +150,17 @@ pub(in crate::paging) fn end_fill(pager: &Pager, frame: FrameId) -> Option<(Word
 /// As [`end_fill`](end_fill), but the frame stays the caller's, and so does the page's slot
 /// where `slot` does not name it.
 pub(in crate::paging) fn take_filled(
-    pager: &Pager,
+    memory: &RegionMemory, slots: &SlotStore,
     frame: FrameId,
     slot: Option<SlotId>,
 ) -> Option<(Word, bool)> {
-    let page = pager.frames().page(frame);
-    match protocol::filled(pager.word(page), frame, slot) {
+    let page = memory.frames().page(frame);
+    match protocol::filled(memory.table().word(page), frame, slot) {
         Filled::Moving { moving, wanted } => Some((moving, wanted)),
         Filled::Died(dead) => {
-            pager.put_slot(slot);
-            pager.publish(page, dead, Word::EMPTY);
-            pager.wake(page);
+            slots.put(slot);
+            memory.table().publish(page, dead, Word::EMPTY);
+            memory.wake(page);
             None
         }
     }
@@ -186,7 +187,7 @@ pub(in crate::paging) fn map_fill(
     if protect == Protect::Yes {
         pager.readahead().was_not_written(page);
     }
-    let installed = pager.memory().install(pager.counters(), page, frame, protect, wake);
+    let installed = pager.memory().install(page, frame, protect, wake);
     let protect = match installed {
         Ok(protect) => protect,
         Err(error) => {
@@ -212,7 +213,7 @@ pub(in crate::paging) fn map_fill(
 pub(in crate::paging) fn fail_fill(pager: &Pager, frame: FrameId, purpose: Purpose, cause: &Error) {
     let page = pager.frames().page(frame);
     let slot = pager.frames().slot(frame);
-    let Some((moving, _)) = take_filled(pager, frame, slot) else { return };
+    let Some((moving, _)) = take_filled(pager.memory(), pager.slots(), frame, slot) else { return };
     match purpose {
         Purpose::Fault => lost::poison(pager, page, moving, cause),
         Purpose::Prefetch => {

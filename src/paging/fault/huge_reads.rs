@@ -75,7 +75,7 @@ impl HugeReads {
         let per_chunk = self.pager.pages_per_chunk();
         let pages = (first.0..first.0 + per_chunk).map(PageId);
         let is_stored = |page: PageId| self.pager.word(page).load().state() == State::Stored;
-        if !self.pager.reads_chunks() || !pages.clone().all(is_stored) {
+        if !self.pager.memory().reads_chunks() || !pages.clone().all(is_stored) {
             return None;
         }
         if !reads.has_room_for(per_chunk) {

@@ -9,7 +9,6 @@
 
 use crate::base::error::Error;
 use crate::base::units::PageId;
-use crate::paging::counters::Counters;
 use crate::paging::diagnostics;
 use crate::paging::evict::policy::Insert;
 use crate::paging::fault::status::{FaultStatus, Purpose};
@@ -21,7 +20,6 @@ use crate::paging::page::word::{State, Word};
 use crate::paging::pager::Pager;
 use crate::paging::pager::lost;
 use crate::paging::pager::memory::RegionMemory;
-use crate::paging::tables::charge;
 use crate::sys;
 use crate::sys::uffd::{Fault, Outcome, Protect};
 
@@ -38,7 +36,7 @@ pub(in crate::paging) fn resolve_in_memory(
         State::Filling | State::Moving => Some(FaultStatus::TryAgain),
         State::Resident => touch_resident(pager, page, word, fault),
         State::Cooling => take_back(pager, page, word, Purpose::Fault),
-        State::Writing => copy_out(pager.memory(), pager.counters(), page, word),
+        State::Writing => copy_out(pager.memory(), page, word),
         State::Poisoned => {
             pager.wake(page);
             Some(FaultStatus::Resolved)
@@ -57,10 +55,10 @@ fn fill_zeros(pager: &Pager, page: PageId) -> Option<FaultStatus> {
     }
     // Until the end, when the word keeps the tables.
     let Some(_entered) = pager.chunks().enter(chunk) else { return Some(FaultStatus::TryAgain) };
-    if !charge::count_tables(pager, chunk) {
+    if !pager.tables().count_chunk(pager.memory(), chunk) {
         return Some(FaultStatus::NoRoom);
     }
-    match kernel_filled::try_open(pager, page) {
+    match kernel_filled::try_open(pager.memory(), pager.health(), page) {
         OpenOutcome::Opened => {
             pager.pool().check_low();
             return Some(FaultStatus::Resolved);
@@ -74,7 +72,7 @@ fn fill_zeros(pager: &Pager, page: PageId) -> Option<FaultStatus> {
         pager.publish(page, moving, Word::EMPTY);
         return Some(FaultStatus::TryAgain);
     }
-    match pager.memory().install_zeros(pager.counters(), page) {
+    match pager.memory().install_zeros(page) {
         Ok(true) => {
             pager.memory().publish_mapped(page, moving, Word::resident(None), Some(Insert::Fresh));
             pager.counters().faults_zero.bump();
@@ -96,7 +94,7 @@ fn touch_resident(pager: &Pager, page: PageId, word: Word, fault: &Fault) -> Opt
         return open_for_writes(pager, page, word);
     }
     if word.sparse() || pager.memory().is_hole(fault.address) {
-        return fill_hole(pager.memory(), pager.counters(), page, word, fault.address)
+        return fill_hole(pager.memory(), page, word, fault.address)
             .then_some(FaultStatus::Resolved);
     }
     pager.counters().faults_racing.bump();
@@ -176,18 +174,13 @@ pub(in crate::paging) fn take_back(
 }
 
 /// `Writing`: the device may still read the frame, so the page gets a copy of it.
-fn copy_out(
-    memory: &RegionMemory,
-    counters: &Counters,
-    page: PageId,
-    word: Word,
-) -> Option<FaultStatus> {
+fn copy_out(memory: &RegionMemory, page: PageId, word: Word) -> Option<FaultStatus> {
     let frame = word.frame().expect("a page being written has a frame");
     if !memory.pool().charge_page() {
         return Some(FaultStatus::NoRoom);
     }
     if protocol::copy_out(memory.table().word(page), word).is_err() {
-        memory.pool().budget().uncharge(memory.table().page_size());
+        memory.budget().uncharge(memory.table().page_size());
         return None;
     }
     let moving = Word::moving(None);
@@ -196,19 +189,13 @@ fn copy_out(
     }
     memory.publish_mapped(page, moving, Word::resident(None), None);
     memory.frames().decide(frame, FrameOutcome::Dropped);
-    counters.faults_cooling.bump();
+    memory.counters().faults_cooling.bump();
     Some(FaultStatus::Resolved)
 }
 
 /// Fills one kernel page of a resident page, where it has a hole, with zeros. The page may be
 /// written there without a fault from then on. `false`: look at the page again.
-fn fill_hole(
-    memory: &RegionMemory,
-    counters: &Counters,
-    page: PageId,
-    word: Word,
-    addr: usize,
-) -> bool {
+fn fill_hole(memory: &RegionMemory, page: PageId, word: Word, addr: usize) -> bool {
     // The word cannot leave `Resident` unnoticed while this thread has made it `Moving`.
     let moving = word.leaving();
     if memory.table().word(page).try_change(word, moving).is_err() {
@@ -221,13 +208,13 @@ fn fill_hole(
     let sparse = word.with_sparse(true).with_protected(false);
     memory.table().publish(page, moving, if filled { sparse } else { word });
     match outcome {
-        Outcome::Done => counters.faults_zero.bump(),
+        Outcome::Done => memory.counters().faults_zero.bump(),
         Outcome::Failed { errno: errno @ sys::EPERM, .. } => {
             let cause = Error::Os { call: "UFFDIO_ZEROPAGE", errno };
             diagnostics::fatal("a hole of a page could not be filled", &cause);
         }
         _ => {
-            counters.faults_racing.bump();
+            memory.counters().faults_racing.bump();
             memory.wake(page);
         }
     }

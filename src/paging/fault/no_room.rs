@@ -14,7 +14,6 @@ use crate::paging::pager::health::Health;
 use crate::paging::pager::health::NO_SLOT;
 use crate::paging::pager::lost;
 use crate::paging::pager::memory::RegionMemory;
-use crate::paging::tables::charge;
 use crate::sys::uffd::Fault;
 use std::time::{Duration, Instant};
 
@@ -40,23 +39,23 @@ pub(in crate::paging) fn room_class(memory: &RegionMemory, page: PageId) -> Opti
 }
 
 /// True if a fault on a page must not be served before those that wait for room.
-pub(in crate::paging) fn must_wait(pager: &Pager, page: PageId) -> bool {
-    let class = room_class(pager.memory(), page);
-    class.is_some_and(|class| pager.starved().must_wait(class, is_stuck(pager.health())))
+pub(in crate::paging) fn must_wait(memory: &RegionMemory, health: &Health, page: PageId) -> bool {
+    let class = room_class(memory, page);
+    class.is_some_and(|class| memory.pool().waiters().starved().must_wait(class, is_stuck(health)))
 }
 
 /// Keeps a fault for which there is no room, or that must not pass others.
 pub(in crate::paging) fn wait_for_room(
-    pager: &Pager,
+    memory: &RegionMemory, health: &Health,
     page: PageId,
     fault: Fault,
     arrived: Instant,
 ) {
-    let class = room_class(pager.memory(), page).unwrap_or(RoomClass::Content);
-    pager.counters().faults_starved.bump();
-    pager.pool().waiters().begin_starving();
-    pager.starved().push(fault, arrived, class, pager.health().writes_failed());
-    pager.pool().waiters().call_evictor();
+    let class = room_class(memory, page).unwrap_or(RoomClass::Content);
+    memory.counters().faults_starved.bump();
+    memory.pool().waiters().begin_starving();
+    memory.pool().waiters().starved().push(fault, arrived, class, health.writes_failed());
+    memory.pool().waiters().call_evictor();
 }
 
 /// A fault does not wait for room any more.
@@ -129,7 +128,7 @@ pub(in crate::paging) fn give_up(pager: &Pager, page: PageId, cause: &Error) -> 
             pager.wake(page);
             return true;
         }
-        if !charge::count_tables(pager, chunk) {
+        if !pager.tables().count_chunk(pager.memory(), chunk) {
             return false;
         }
     }

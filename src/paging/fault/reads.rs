@@ -286,7 +286,7 @@ impl Reads {
     /// `None`: it was discarded.
     pub(super) fn end_fill(&mut self, frame: FrameId) -> Option<(Word, bool)> {
         self.frames[frame.0 as usize].is_pending = false;
-        fill::end_fill(&self.pager, frame)
+        fill::end_fill(self.pager.memory(), self.pager.slots(), frame)
     }
 
     /// Maps the page that was read into `frame`. Threads that wait for it are woken by that, or later

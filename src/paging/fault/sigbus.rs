@@ -33,6 +33,7 @@ use crate::paging::page::backoff;
 use crate::paging::page::protocol;
 use crate::paging::page::word::{FrameId, State, Word};
 use crate::paging::pager::Pager;
+use crate::paging::pager::health::Health;
 use crate::paging::pager::memory::RegionMemory;
 use crate::paging::pager::slot_store::SlotStore;
 use crate::paging::readahead::{FaultOn, PrefetchRun};
@@ -191,7 +192,7 @@ fn read_in_thread(
     if purpose == Purpose::Fault {
         request_window(pager, page);
     }
-    match read_frame(pager, frame, purpose) {
+    match read_frame(pager.memory(), pager.slots(), pager.health(), frame, purpose) {
         Some(Ok(())) => {}
         Some(Err(error)) => {
             fill::fail_fill(pager, frame, purpose, &error);
@@ -203,7 +204,7 @@ fn read_in_thread(
             return None;
         }
     }
-    let (moving, _) = fill::end_fill(pager, frame)?;
+    let (moving, _) = fill::end_fill(pager.memory(), pager.slots(), frame)?;
     // A page that was asked for ahead is touched next by the thread that asked.
     if let Err(status) = fill::map_fill(pager, frame, moving, write, Insert::Filled, Wake::No) {
         return Some(status);
@@ -228,29 +229,36 @@ fn clear_up(memory: &RegionMemory, slots: &SlotStore, page: PageId, frame: Frame
 
 /// Reads a frame's slot and verifies it, again and again while that may help. `None`: it took too long, and the watchdog
 /// has taken the page, but not frame and slot.
-fn read_frame(pager: &Pager, frame: FrameId, purpose: Purpose) -> Option<Result<()>> {
-    let (slots, frames, counters) = (pager.slots(), pager.frames(), pager.counters());
-    let read = || Some(check_read(slots, frames, counters, frame, &read_once(pager, frame)?));
-    let is_discarded = || fill::is_discarded(pager.memory(), frame);
-    fill::read_until_deadline(pager.health(), purpose, is_discarded, read)
+fn read_frame(
+    memory: &RegionMemory,
+    slots: &SlotStore,
+    health: &Health,
+    frame: FrameId,
+    purpose: Purpose,
+) -> Option<Result<()>> {
+    let (frames, counters) = (memory.frames(), memory.counters());
+    let read = || Some(check_read(slots, frames, counters, frame, &read_once(memory, slots, frame)?));
+    let is_discarded = || fill::is_discarded(memory, frame);
+    fill::read_until_deadline(health, purpose, is_discarded, read)
 }
 
 /// Reads a frame's slot once; returns what the store returned, or `None` where the read was revoked.
-fn read_once(pager: &Pager, frame: FrameId) -> Option<Result<()>> {
-    let offset = pager.slot_offset(pager.frames().slot_of_fill(frame));
-    let note = pager.frames().meta_of(frame);
+fn read_once(memory: &RegionMemory, slots: &SlotStore, frame: FrameId) -> Option<Result<()>> {
+    let frames = memory.frames();
+    let offset = slots.offset(frames.slot_of_fill(frame));
+    let note = frames.meta_of(frame);
     note.begin_read(thread::current_noted());
     // SAFETY: the frame is this thread's, `page_bytes` long, and nobody else uses it, nor writes
     // the slot: both stay this thread's if the read is revoked.
     let read = unsafe {
-        pager.slots().store().read_now(offset, pager.frames().ptr(frame), pager.page_bytes())
+        slots.store().read_now(offset, frames.ptr(frame), memory.table().page_bytes())
     };
     note.end_read().then_some(read)
 }
 
 /// Passes what a stream of faults leads to on to a handler.
 fn request_window(pager: &Pager, page: PageId) {
-    let Some(window) = prefetch::next_window(pager, page, FaultOn::StoredPage) else { return };
+    let Some(window) = prefetch::next_window(pager.memory(), pager.readahead(), page, FaultOn::StoredPage) else { return };
     let mut asked = false;
     for page in window.pages(pager.page_count().0) {
         let run = PrefetchRun { first: page, count: PageCount(1), for_stream: false };

@@ -98,7 +98,7 @@ fn revoke(pager: &Pager, frame: FrameId, turn: ReadTurn) {
     let page = note.page();
     let slot = note.slot();
     // Without its slot, which stays the reader's as long as the device reads it.
-    if let Some((moving, _)) = fill::take_filled(pager, frame, None) {
+    if let Some((moving, _)) = fill::take_filled(pager.memory(), pager.slots(), frame, None) {
         pager.counters().read_errors.bump();
         lost::poison(pager, page, moving, &pager.slots().timed_out(slot));
     }

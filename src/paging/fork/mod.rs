@@ -51,6 +51,7 @@ use crate::paging::fork::child_region::ChildRegion;
 use crate::paging::fork::children::Birth;
 use crate::paging::fork::snapshot::ForkSnapshot;
 use crate::paging::pager::Pager;
+use crate::paging::pager::frame_pool::FramePool;
 use crate::sys::map_anew::NothingAnew;
 use crate::sys::{fork, messages, thread, vm};
 use std::ptr;
@@ -206,7 +207,7 @@ impl Part {
         match self {
             Part::Region(pager) => {
                 pager.fork().gate().open(|| {
-                    call_evictor(pager);
+                    call_evictor(pager.pool());
                     pager.sched().call_all();
                 });
             }
@@ -220,7 +221,7 @@ impl Part {
     fn close(&self, what: Closed, thread: u32) {
         match self {
             Part::Region(pager) if what == Closed::Evictor => {
-                pager.fork().gate().close(what, thread, 1, || call_evictor(pager));
+                pager.fork().gate().close(what, thread, 1, || call_evictor(pager.pool()));
             }
             Part::Region(pager) => {
                 let all = pager.sched().handlers() as u32 + 1;
@@ -317,6 +318,6 @@ fn keep_from_child(pager: &Pager) {
     }
 }
 
-fn call_evictor(pager: &Pager) {
-    pager.pool().waiters().evictor_waker().wake_again();
+fn call_evictor(pool: &FramePool) {
+    pool.waiters().evictor_waker().wake_again();
 }

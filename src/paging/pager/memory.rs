@@ -7,6 +7,7 @@
 
 use crate::base::error::Result;
 use crate::base::units::PageId;
+use crate::limit::budget::Budget;
 use crate::paging::counters::Counters;
 use crate::paging::diagnostics;
 use crate::paging::evict::arrivals::Residents;
@@ -24,7 +25,7 @@ use crate::sys::signals::FaultLock;
 use crate::sys::uffd::{Outcome, Protect, Wake};
 use crate::sys::vm::{HUGE_PAGE, Piece, copy_checked};
 
-/// Pages and frames, what maps them, and the policy, which knows what is mapped.
+/// Pages and frames, what maps them, the policy, which knows what is mapped, and the counters of all that.
 #[derive(Debug)]
 pub(in crate::paging) struct RegionMemory {
     pub(super) table: PageTable,
@@ -32,6 +33,7 @@ pub(in crate::paging) struct RegionMemory {
     pub(super) mapper: Mapper,
     pub(super) pool: FramePool,
     pub(super) policy: FaultLock<Residents>,
+    pub(super) counters: Counters,
 }
 
 impl RegionMemory {
@@ -64,8 +66,21 @@ impl RegionMemory {
         self.pool.staging()
     }
 
+    pub(in crate::paging) fn budget(&self) -> &Budget {
+        self.pool.budget()
+    }
+
+    pub(in crate::paging) fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
     fn page_bytes(&self) -> usize {
         self.table.page_bytes()
+    }
+
+    /// True if chunks that a stream leads to are read whole, into runs of frames.
+    pub(in crate::paging) fn reads_chunks(&self) -> bool {
+        self.pool.moves().evict && !self.mapper.is_in_thread() && self.frames().has_small_runs()
     }
 
     /// True if a page is far memory, all of it.
@@ -158,7 +173,6 @@ impl RegionMemory {
     /// When the kernel is out of memory: the page is still missing, the frame still the caller's.
     pub(in crate::paging) fn install(
         &self,
-        counters: &Counters,
         page: PageId,
         frame: FrameId,
         protect: Protect,
@@ -185,7 +199,7 @@ impl RegionMemory {
                 return Ok(protect);
             }
             // Rarely, just after a device read, the kernel still holds the frame.
-            Outcome::Busy { .. } => counters.install_busy.bump(),
+            Outcome::Busy { .. } => self.counters.install_busy.bump(),
             // Nobody else fills it. Should the kernel say so of a page that is missing: once more.
             Outcome::Present { bytes } => self.check_missing(page, bytes),
             Outcome::Failed { .. } => {}
@@ -236,11 +250,7 @@ impl RegionMemory {
     ///
     /// # Errors
     /// When the kernel is out of memory: the page is still missing.
-    pub(in crate::paging) fn install_zeros(
-        &self,
-        counters: &Counters,
-        page: PageId,
-    ) -> Result<bool> {
+    pub(in crate::paging) fn install_zeros(&self, page: PageId) -> Result<bool> {
         if !self.pool.has_room_for_fresh() {
             return Ok(false);
         }
@@ -252,7 +262,7 @@ impl RegionMemory {
                 self.pool.recycle(frame);
                 return Err(error);
             }
-            return match self.install(counters, page, frame, Protect::No, Wake::No) {
+            return match self.install(page, frame, Protect::No, Wake::No) {
                 Ok(_) => Ok(true),
                 Err(error) => {
                     self.pool.recycle(frame);

@@ -70,7 +70,6 @@ pub(crate) struct Pager {
     memory: RegionMemory,
     tables: Tables,
     slots: SlotStore,
-    counters: Counters,
     readahead: Readahead,
     sched: Arc<HandlerSched>,
     health: Health,
@@ -118,8 +117,8 @@ impl Pager {
                 mapper,
                 pool,
                 policy: FaultLock::new(Rank::Policy, residents),
+                counters: Counters::new(config.handlers)?,
             },
-            counters: Counters::new(config.handlers)?,
             readahead: Readahead::new(config.span, config.page, config.readahead)?,
             sched,
             health: Health::new(config.deadline),
@@ -151,12 +150,6 @@ impl Pager {
     /// When and where handlers run.
     pub(in crate::paging) fn sched(&self) -> &Arc<HandlerSched> {
         &self.sched
-    }
-
-    /// True if chunks that a stream leads to are read whole, into runs of frames.
-    pub(in crate::paging) fn reads_chunks(&self) -> bool {
-        let moves = self.pool().moves().evict;
-        moves && !self.mapper().is_in_thread() && self.frames().has_small_runs()
     }
 
     /// The policy's records.
@@ -203,7 +196,7 @@ impl Pager {
     }
 
     pub(in crate::paging) fn counters(&self) -> &Counters {
-        &self.counters
+        &self.memory.counters
     }
 
     /// Present failures, and whether the region stops.
@@ -214,7 +207,7 @@ impl Pager {
     /// Calls code of the store, see [`Health::guarded`]: `None` after a panic.
     pub(in crate::paging) fn guarded<T>(&self, call: impl FnOnce() -> T) -> Option<T> {
         let result = self.health.guarded(call);
-        self.counters.panics.add(u64::from(result.is_none()));
+        self.memory.counters.panics.add(u64::from(result.is_none()));
         result
     }
 
