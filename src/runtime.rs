@@ -23,7 +23,7 @@ use crate::limit::manager::MemoryManager;
 use crate::paging::region::{self, FaultMode, Region, Stats};
 use crate::store::{BlockStore, Store};
 use crate::sys::messages::{self, Deliver};
-use crate::sys::probe::Node;
+use crate::sys::probe::NumaNode;
 use crate::sys::statm::Statm;
 use maintenance::{Beside, LocalMemory, Maintenance};
 use process_limit::ProcessLimit;
@@ -552,7 +552,7 @@ fn warn(text: std::fmt::Arguments<'_>) {
 /// How the arenas of a tier behave, as far as the configuration says it alone.
 fn options(config: &Config) -> FarArenasOptions {
     let metadata_is_far = config.metadata() == Metadata::Far;
-    if let (Some(node), [_]) = (config.node(), &Node::all()[..]) {
+    if let (Some(node), [_]) = (config.node(), &NumaNode::all()[..]) {
         warn(format_args!(
             "node {node} is the only one of this machine: `node:{node}` changes nothing"
         ));

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use tidy_text::fields::{open_fields, wide_structs};
 use tidy_text::imports::{Modules, cycles};
 use tidy_text::methods::methods_of_types;
+use tidy_text::types::{takers, types};
 use tidy_text::{Source, is_word, words};
 
 /// Layers, lowest first; modules of one layer are siblings and do not use each other. The table
@@ -296,6 +297,83 @@ fn methods_are_counted_over_all_files_of_a_type() {
     let found: Vec<_> = methods_of_types(&sources).into_iter().collect();
     let of = |module: &str, count| ((module.to_owned(), "Map".to_owned()), count);
     assert_eq!(found, [of("a", 3), of("b", 1)]);
+}
+
+/// Names of types that have several meanings, and why they keep them.
+const SHARED_NAMES: &[(&str, &str)] = &[
+    ("Inner", "inner nodes of two maps"),
+    ("Leaf", "leaves of two maps"),
+    ("Node", "nodes of four maps"),
+    ("Result", "what the standard library calls so, with a crate's error"),
+    ("Segment", "public in two crates: a buffer of a request, and values that move between tiers"),
+];
+/// Maximum number of them.
+const SHARED_NAMES_MAX: usize = 20;
+
+#[test]
+fn a_name_of_a_type_has_one_meaning() {
+    let sources = sources(&[
+        "src",
+        "cli/src",
+        "collections/src",
+        "ffi/src",
+        "preload/src",
+        "segments/src",
+    ]);
+    let is_model = |name: &str| name.ends_with("/models.rs") || name.contains("/models/");
+    let mut meanings: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for source in sources.iter().filter(|source| !is_test(&source.name) && !is_model(&source.name)) {
+        for (line, name) in types(source) {
+            meanings.entry(name).or_default().push(format!("{}:{line}", source.name));
+        }
+    }
+    assert!(meanings.len() > 500, "{} types: the sources were not understood", meanings.len());
+    const { assert!(SHARED_NAMES.len() <= SHARED_NAMES_MAX) };
+    meanings.retain(|_, places| places.len() > 1);
+    let is_listed = |name: &str| SHARED_NAMES.iter().any(|(listed, _)| *listed == name);
+    let unlisted = meanings.iter().filter(|(name, _)| !is_listed(name));
+    let mut violations: Vec<String> =
+        unlisted.map(|(name, places)| format!("`{name}`: {}", places.join(", "))).collect();
+    let unique = SHARED_NAMES.iter().filter(|(name, _)| !meanings.contains_key(name));
+    violations.extend(unique.map(|(name, _)| format!("`{name}` has one meaning: not to be listed")));
+    report("a name of a type has one meaning", &violations);
+}
+
+#[test]
+fn declared_types_are_told_from_others() {
+    let code = "pub(in crate::a) struct A;\nunsafe trait B {\n    type C;\n}\n    struct D(u8);\n\
+                type E<'a> = &'a u8;\npub union F {\n}\nstruct $name;\n#[cfg(all(test, loom))]\n\
+                mod model {\n    struct G;\n}\n#[cfg(not(loom))]\nmod h;\nenum I {\n}\n";
+    let source = Source::new("src/a.rs", code.to_owned());
+    let found: Vec<&str> = types(&source).into_iter().map(|(_, name)| name).collect();
+    assert_eq!(found, ["A", "B", "D", "E", "F", "I"]);
+}
+
+/// Maximum number of functions outside of `paging::pager` that take the whole of a region's state. Others take the part
+/// that they use: their signatures tell what they may touch.
+const PAGER_TAKERS_MAX: usize = 22;
+
+#[test]
+fn few_functions_take_the_whole_pager() {
+    let mut takers_of_all = Vec::new();
+    for source in library().iter().filter(|source| !source.name.starts_with("src/paging/pager/")) {
+        let found = takers(source, "Pager").into_iter();
+        takers_of_all.extend(found.map(|(line, name)| format!("{}:{line}: {name}", source.name)));
+    }
+    assert!(!takers_of_all.is_empty(), "the sources were not understood");
+    if takers_of_all.len() > PAGER_TAKERS_MAX {
+        report("at most 22 functions outside of `paging::pager` take a `Pager`", &takers_of_all);
+    }
+}
+
+#[test]
+fn functions_are_found_by_the_type_that_they_take() {
+    let code = "fn a(pager: &Pager) {}\nfn b(\n    x: u8,\n    y: &Arc<Pager>,\n) -> u8 {}\n\
+                fn c(pager: Arc<Pager>) {}\nfn d(&self) -> &Pager {}\nfn e(f: impl Fn(&Pager)) {}\n\
+                fn f(&self, of: &PagerOfOthers) {}\n";
+    let source = Source::new("src/a.rs", code.to_owned());
+    let found: Vec<&str> = takers(&source, "Pager").into_iter().map(|(_, name)| name).collect();
+    assert_eq!(found, ["a", "b", "e"]);
 }
 
 #[test]

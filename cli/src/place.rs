@@ -1,6 +1,6 @@
 //! Where evicted pages could go: directories, files and block devices, looked at.
 //!
-//! [`Directory::probe`] writes a temporary file that is gone afterwards; [`Device::probe`] writes
+//! [`Directory::probe`] writes a temporary file that is gone afterwards; [`StoreDevice::probe`] writes
 //! nothing at all. The library's store makes its own checks when it opens.
 
 use crate::probe::{read_line, read_number};
@@ -116,7 +116,7 @@ pub(crate) enum DeviceKind {
 
 /// A block device or file given as the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Device {
+pub(crate) struct StoreDevice {
     /// Block device or file.
     pub(crate) kind: DeviceKind,
     /// Its size.
@@ -140,12 +140,12 @@ pub(crate) struct Device {
     pub(crate) direct_io_refusal: Option<String>,
 }
 
-impl Device {
+impl StoreDevice {
     /// Looks at a block device or file without writing to it.
     ///
     /// # Errors
     /// When it cannot be opened for reading, or is neither a block device nor a regular file.
-    pub(crate) fn probe(path: &Path) -> io::Result<Device> {
+    pub(crate) fn probe(path: &Path) -> io::Result<StoreDevice> {
         let meta = fs::metadata(path)?;
         let kind = if meta.file_type().is_block_device() {
             DeviceKind::Block
@@ -157,11 +157,11 @@ impl Device {
         };
         let file = File::open(path)?;
         let direct = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path);
-        let queue = Queue::of(&meta, kind);
+        let queue = BlockFacts::of(&meta, kind);
         // Neither truncates nor creates. A kernel may refuse it for a mounted device.
         let writable = OpenOptions::new().write(true).open(path);
         let size = queue.as_ref().map_or(ByteCount(meta.len()), |queue| queue.size);
-        Ok(Device {
+        Ok(StoreDevice {
             kind,
             size,
             block: queue.as_ref().map(|queue| queue.block),
@@ -178,15 +178,15 @@ impl Device {
 }
 
 /// Facts of sysfs about a block device.
-struct Queue {
+struct BlockFacts {
     size: ByteCount,
     block: ByteCount,
     discard: bool,
     read_only: bool,
 }
 
-impl Queue {
-    fn of(meta: &fs::Metadata, kind: DeviceKind) -> Option<Queue> {
+impl BlockFacts {
+    fn of(meta: &fs::Metadata, kind: DeviceKind) -> Option<BlockFacts> {
         if kind != DeviceKind::Block {
             return None;
         }
@@ -195,7 +195,7 @@ impl Queue {
         // A partition has no queue of its own: it is in its disk's directory.
         let queue = [dir.join("queue"), dir.join("../queue")];
         let of_queue = |name: &str| queue.iter().find_map(|queue| read_number(queue.join(name)));
-        Some(Queue {
+        Some(BlockFacts {
             size: ByteCount(read_number(dir.join("size"))?.saturating_mul(SECTOR_LEN)),
             block: ByteCount(of_queue("logical_block_size").unwrap_or(SECTOR_LEN)),
             discard: of_queue("discard_max_bytes").is_some_and(|bytes| bytes > 0),
@@ -236,7 +236,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().expect("a temporary file");
         let error = Directory::probe(file.path()).expect_err("a file");
         assert_eq!(error.kind(), io::ErrorKind::NotADirectory);
-        let error = Device::probe(Path::new("/")).expect_err("a directory");
+        let error = StoreDevice::probe(Path::new("/")).expect_err("a directory");
         assert!(error.to_string().contains("neither a block device nor a regular file"));
     }
 
@@ -244,12 +244,12 @@ mod tests {
     fn what_a_file_holds_is_recognized() {
         let file = tempfile::NamedTempFile::new().expect("a temporary file");
         file.as_file().set_len(1 << 20).expect("set_len");
-        let empty = Device::probe(file.path()).expect("probe");
+        let empty = StoreDevice::probe(file.path()).expect("probe");
         assert_eq!((empty.kind, empty.size), (DeviceKind::File, ByteCount::mib(1)));
         assert_eq!(empty.contents, Contents::Zeros);
         assert!(!empty.read_only && !empty.busy);
         file.as_file().write_all_at(b"ext", 1080).expect("write");
-        let contents = || Device::probe(file.path()).expect("probe").contents;
+        let contents = || StoreDevice::probe(file.path()).expect("probe").contents;
         assert_eq!(contents(), Contents::Data { offset: 1080 });
     }
 }

@@ -2,7 +2,7 @@
 //! that explain what is slow.
 
 use farheap::ByteCount;
-use farheap::probe::{self, Memory, Node, Route};
+use farheap::probe::{self, Memory, NumaNode, Route};
 use std::path::Path;
 use std::{fmt, fs};
 
@@ -296,7 +296,7 @@ pub(crate) struct Probe {
     /// Memory and its limits.
     pub(crate) memory: Memory,
     /// NUMA nodes with memory.
-    pub(crate) nodes: Vec<Node>,
+    pub(crate) nodes: Vec<NumaNode>,
     /// Limits of address space and mappings.
     pub(crate) limits: Limits,
 }
@@ -312,7 +312,7 @@ impl Probe {
             userfaultfd: Userfaultfd::of(&routes, privileges),
             uring: Uring::of(probe::try_ring(), privileges),
             memory: Memory::detect(),
-            nodes: Node::all(),
+            nodes: NumaNode::all(),
             limits: Limits::detect(),
         }
     }

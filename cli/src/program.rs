@@ -19,7 +19,7 @@ const LINE_MAX: usize = 256;
 
 /// Why a program cannot be run with a preloaded library.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Refusal {
+pub(crate) enum RunRefusal {
     /// No such file.
     Missing,
     /// The kernel would not run it.
@@ -29,8 +29,8 @@ pub(crate) enum Refusal {
 }
 
 /// Finds a program as `execvp(3)` does, and looks at it.
-pub(crate) fn check(name: &Path) -> Result<PathBuf, Refusal> {
-    let path = find(name).ok_or(Refusal::Missing)?;
+pub(crate) fn check(name: &Path) -> Result<PathBuf, RunRefusal> {
+    let path = find(name).ok_or(RunRefusal::Missing)?;
     let mut file = path.clone();
     for _ in 0..SCRIPTS_MAX {
         match interpreter_of(&file)? {
@@ -38,7 +38,7 @@ pub(crate) fn check(name: &Path) -> Result<PathBuf, Refusal> {
             None => return Ok(path),
         }
     }
-    Err(Refusal::NoProgram("scripts that run scripts without end".to_owned()))
+    Err(RunRefusal::NoProgram("scripts that run scripts without end".to_owned()))
 }
 
 fn find(name: &Path) -> Option<PathBuf> {
@@ -59,11 +59,11 @@ fn is_executable(data: &Metadata) -> bool {
 }
 
 /// The interpreter of a script; `None` for a program that the library can be preloaded into.
-fn interpreter_of(path: &Path) -> Result<Option<PathBuf>, Refusal> {
-    let refuse = |error: io::Error| Refusal::NoProgram(format!("{}: {error}", path.display()));
+fn interpreter_of(path: &Path) -> Result<Option<PathBuf>, RunRefusal> {
+    let refuse = |error: io::Error| RunRefusal::NoProgram(format!("{}: {error}", path.display()));
     let data = fs::metadata(path).map_err(refuse)?;
     if !is_executable(&data) {
-        return Err(Refusal::NoProgram(format!("{} is not executable", path.display())));
+        return Err(RunRefusal::NoProgram(format!("{} is not executable", path.display())));
     }
     // A program that can be run and not read is not looked at.
     let Ok(file) = File::open(path) else { return Ok(None) };
@@ -78,7 +78,7 @@ fn interpreter_of(path: &Path) -> Result<Option<PathBuf>, Refusal> {
     let kind = elf::kind_of(&file);
     if kind == Kind::Damaged {
         let reason = format!("{}: the headers of the file are damaged", path.display());
-        return Err(Refusal::NoProgram(reason));
+        return Err(RunRefusal::NoProgram(reason));
     }
     let refusal = match kind.refusal() {
         Some(refusal) => refusal,
@@ -90,7 +90,7 @@ fn interpreter_of(path: &Path) -> Result<Option<PathBuf>, Refusal> {
         }
         None => return Ok(None),
     };
-    Err(Refusal::Unsuitable(format!("{}: {refusal}", path.display())))
+    Err(RunRefusal::Unsuitable(format!("{}: {refusal}", path.display())))
 }
 
 /// True if the loader treats the program as one with more privileges than its caller has.

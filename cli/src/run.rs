@@ -4,7 +4,7 @@
 //! process's place, so that its exit status and signals are its own. Uses `library`, `program`.
 
 use crate::library;
-use crate::program::{self, Refusal};
+use crate::program::{self, RunRefusal};
 use farheap::region::FaultMode;
 use farheap::{Config, Heap};
 use std::ffi::OsString;
@@ -73,11 +73,11 @@ pub(crate) fn run(options: &Run) -> ExitCode {
     };
     let path = match program::check(name) {
         Ok(path) => path,
-        Err(Refusal::Missing) => {
+        Err(RunRefusal::Missing) => {
             return fail(EXIT_NOT_FOUND, &format!("{}: not found", name.display()));
         }
-        Err(Refusal::NoProgram(reason)) => return fail(EXIT_NOT_EXECUTABLE, &reason),
-        Err(Refusal::Unsuitable(reason)) => return fail(EXIT_REFUSED, &reason),
+        Err(RunRefusal::NoProgram(reason)) => return fail(EXIT_NOT_EXECUTABLE, &reason),
+        Err(RunRefusal::Unsuitable(reason)) => return fail(EXIT_REFUSED, &reason),
     };
     let prepared = library::find().and_then(|library| Ok((library, configuration(options)?)));
     let (library, config) = match prepared {

@@ -74,12 +74,12 @@ fn interval(text: &str) -> Result<Duration, String> {
 
 /// Report of one tier.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Tier {
+struct TierReport {
     name: String,
     values: BTreeMap<String, u64>,
 }
 
-impl Tier {
+impl TierReport {
     fn value(&self, name: &str) -> u64 {
         self.values.get(name).copied().unwrap_or_default()
     }
@@ -93,7 +93,7 @@ impl Tier {
 #[derive(Debug)]
 struct Look {
     at: Instant,
-    tiers: Vec<Tier>,
+    tiers: Vec<TierReport>,
 }
 
 /// Looks until the process has ended.
@@ -119,7 +119,7 @@ fn watch(options: &Top) -> Result<(), String> {
         if looks > 0 {
             std::thread::sleep(options.interval);
         }
-        let tiers: Vec<Tier> = files.iter().filter_map(|file| read(file)).collect();
+        let tiers: Vec<TierReport> = files.iter().filter_map(|file| read(file)).collect();
         if tiers.is_empty() {
             return if looks > 0 { Ok(()) } else { Err(unreadable(options.pid)) };
         }
@@ -188,7 +188,7 @@ fn open(file: &Path) -> Option<File> {
 }
 
 /// Reads what a tier says; `None` when the process has ended, has not written it yet, or it is none of farheap's texts.
-fn read(file: &Path) -> Option<Tier> {
+fn read(file: &Path) -> Option<TierReport> {
     let text = || {
         let mut text = String::new();
         open(file)?.take(TEXT_MAX).read_to_string(&mut text).ok()?;
@@ -210,7 +210,7 @@ fn is_name(word: &str) -> bool {
 }
 
 /// `None` for a text that is not whole, and for one of another format.
-fn parse(text: &str) -> Option<Tier> {
+fn parse(text: &str) -> Option<TierReport> {
     let mut lines = text.lines();
     let generation = lines.next()?.strip_prefix("farheap-stats 1 ")?;
     let tier = lines.next()?.strip_prefix("tier ").filter(|name| is_name(name))?.to_owned();
@@ -219,7 +219,7 @@ fn parse(text: &str) -> Option<Tier> {
     for line in lines {
         let (name, value) = line.split_once(' ')?;
         if name == "end" {
-            return (value == generation).then_some(Tier { name: tier, values });
+            return (value == generation).then_some(TierReport { name: tier, values });
         }
         if !is_name(name) {
             return None;
@@ -264,7 +264,7 @@ fn table(title: &str, resident: ByteCount, look: &Look, before: Option<&Look>) -
     text
 }
 
-fn print_tier(text: &mut String, tier: &Tier, earlier: Option<(&Tier, f64)>) -> std::fmt::Result {
+fn print_tier(text: &mut String, tier: &TierReport, earlier: Option<(&TierReport, f64)>) -> std::fmt::Result {
     let rate = |name: &str| match earlier {
         Some((before, seconds)) => {
             tier.value(name).saturating_sub(before.value(name)) as f64 / seconds
@@ -350,7 +350,7 @@ mod tests {
 
     #[test]
     fn rates_are_of_the_time_between_two_looks() {
-        let tier = |faults| Tier {
+        let tier = |faults| TierReport {
             name: "far".to_owned(),
             values: BTreeMap::from([
                 ("faults_read".to_owned(), faults),
@@ -365,7 +365,7 @@ mod tests {
     #[test]
     fn any_numbers_are_printed() {
         let names = ["resident_bytes", "limit_bytes", "faults_read", "bytes_read", "fault_ns_max"];
-        let tier = |value: u64| Tier {
+        let tier = |value: u64| TierReport {
             name: "far".to_owned(),
             values: names.iter().map(|name| ((*name).to_owned(), value)).collect(),
         };

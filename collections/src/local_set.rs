@@ -4,7 +4,7 @@
 //! it is local memory: keeping it up to date never faults.
 
 /// A node that can be in a [`LocalSet`].
-pub(super) trait Member: Copy {
+pub(super) trait SetNode: Copy {
     /// Its priority; higher ones stay longer.
     fn priority(self) -> usize;
     /// Its position among those of its priority.
@@ -21,7 +21,7 @@ pub(super) struct LocalSet<N> {
     ordered: usize,
 }
 
-impl<N: Member> LocalSet<N> {
+impl<N: SetNode> LocalSet<N> {
     pub(super) fn new() -> LocalSet<N> {
         LocalSet { by_priority: Vec::new(), ordered: 0 }
     }

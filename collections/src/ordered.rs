@@ -6,7 +6,7 @@ use std::borrow::Borrow;
 use std::ops::{Bound, RangeBounds};
 
 /// A place in a map, in key order.
-pub(super) trait Cursor<K, V> {
+pub(super) trait MapCursor<K, V> {
     /// The pair here; the caller borrows it no longer than the map stays as it is.
     fn peek<'a>(&self) -> Option<(&'a K, &'a V)>
     where

@@ -7,7 +7,7 @@ use std::ptr::{self, NonNull};
 
 /// A mapping of words, unmapped when dropped.
 #[derive(Debug)]
-pub(crate) struct Memory {
+pub(crate) struct WordMapping {
     start: NonNull<u64>,
     bytes: usize,
     /// Bytes that were mapped before `start`, for its alignment.
@@ -16,16 +16,16 @@ pub(crate) struct Memory {
 }
 
 // SAFETY: plain memory that belongs to the mapping alone; references to it borrow the mapping.
-unsafe impl Send for Memory {}
+unsafe impl Send for WordMapping {}
 // SAFETY: as above: shared references only read.
-unsafe impl Sync for Memory {}
+unsafe impl Sync for WordMapping {}
 
-impl Memory {
+impl WordMapping {
     /// Maps this number of bytes, a multiple of 8, from a multiple of `align` on, which is a power of two.
     ///
     /// # Errors
     /// [`Error::Os`] when the address space is exhausted.
-    pub(crate) fn map(bytes: usize, align: usize) -> Result<Memory> {
+    pub(crate) fn map(bytes: usize, align: usize) -> Result<WordMapping> {
         let too_long = || Error::BadRange { reason: "length overflows".into() };
         let mapped = bytes.max(1).checked_add(align).ok_or_else(too_long)?;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
@@ -51,7 +51,7 @@ impl Memory {
         }
         let before = base.addr().next_multiple_of(align) - base.addr();
         let start = NonNull::new(base.wrapping_byte_add(before).cast()).expect("not at zero");
-        Ok(Memory { start, bytes, before, mapped })
+        Ok(WordMapping { start, bytes, before, mapped })
     }
 
     pub(crate) fn addr(&self) -> usize {
@@ -75,7 +75,7 @@ fn refused(call: &'static str) -> Error {
     Error::Os { call, errno }
 }
 
-impl Drop for Memory {
+impl Drop for WordMapping {
     fn drop(&mut self) {
         let base = self.start.as_ptr().wrapping_byte_sub(self.before);
         // SAFETY: this mapping's own range, which nothing borrows any more.

@@ -59,11 +59,11 @@ pub struct Temporary(Arc<Slabs>);
 
 struct Slabs {
     manager: Arc<MemoryManager>,
-    state: Mutex<State>,
+    state: Mutex<Blocks>,
 }
 
 #[derive(Default)]
-struct State {
+struct Blocks {
     /// By first address.
     large: BTreeMap<usize, TemporaryMemory>,
     /// By first address, of all classes.
@@ -155,7 +155,7 @@ impl Temporary {
         &self.0.manager
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, Blocks> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -197,7 +197,7 @@ impl Temporary {
     }
 }
 
-impl State {
+impl Blocks {
     fn add(&mut self, piece: usize, memory: TemporaryMemory) -> usize {
         let at = memory.as_ptr().addr().get();
         self.slabs.insert(at, Slab { memory, piece, used: 0, free: 0, fresh: 0 });

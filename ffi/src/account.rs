@@ -1,6 +1,6 @@
 //! Accounts: consumers' shares of a manager's limit, and memory of the host's own.
 //!
-//! An account that the host opened is charged by the host ([`Own`]); that of a pool, of the far heap
+//! An account that the host opened is charged by the host ([`OwnAccount`]); that of a pool, of the far heap
 //! or of temporary memory can only be bounded here, for the library charges it.
 
 #![expect(unsafe_code, reason = "uses the caller's pointers")]
@@ -45,26 +45,26 @@ const FREED_MAX: u64 = 1 << 46;
 pub struct Counted {
     account: Account,
     /// `None`: the library charges it.
-    own: Option<Own>,
+    own: Option<OwnAccount>,
 }
 
 /// An account of the host's own.
-struct Own {
+struct OwnAccount {
     manager: Arc<MemoryManager>,
-    host: OnceLock<Arc<Host>>,
+    host: OnceLock<Arc<ReclaimCallback>>,
 }
 
-type Asked = unsafe extern "C" fn(*mut c_void, u64, farheap_reclaim_cost) -> u64;
+type ReclaimFn = unsafe extern "C" fn(*mut c_void, u64, farheap_reclaim_cost) -> u64;
 
 /// The host's callback; `None` once its account was freed.
-struct Host(RwLock<Option<(Asked, Userdata)>>);
+struct ReclaimCallback(RwLock<Option<(ReclaimFn, Userdata)>>);
 
 thread_local! {
     /// How many of the host's callbacks this thread is in.
     static ASKING: Cell<u32> = const { Cell::new(0) };
 }
 
-impl Reclaim for Host {
+impl Reclaim for ReclaimCallback {
     fn reclaim(&self, want: ByteCount, cost: ReclaimCost) -> ByteCount {
         let cost = match cost {
             ReclaimCost::Free => FARHEAP_COST_FREE,
@@ -97,7 +97,7 @@ impl Counted {
         Counted { account: account.clone(), own: None }
     }
 
-    fn own(&self) -> Result<&Own> {
+    fn own(&self) -> Result<&OwnAccount> {
         self.own.as_ref().ok_or_else(|| {
             let name = self.account.name();
             Failure::argument(format!("the account \"{name}\" is charged by the library itself"))
@@ -135,7 +135,7 @@ pub unsafe extern "C" fn farheap_account_new(
         // SAFETY: NULL or a string, as the caller promises.
         let account = manager.join(unsafe { text(name, "the name") }?)?;
         let manager = Arc::clone(manager);
-        let own = Own { manager, host: OnceLock::new() };
+        let own = OwnAccount { manager, host: OnceLock::new() };
         // SAFETY: checked above.
         unsafe { give(Counted { account, own: Some(own) }, out) }
     })
@@ -237,11 +237,11 @@ methods! { farheap_account: Counted;
     farheap_account_on_reclaim(object, asked: farheap_reclaim, userdata: *mut c_void) {
         let own = object.own()?;
         let asked = asked.ok_or_else(|| Failure::null("the callback"))?;
-        let host = Arc::new(Host(RwLock::new(Some((asked, Userdata(userdata))))));
+        let host = Arc::new(ReclaimCallback(RwLock::new(Some((asked, Userdata(userdata))))));
         own.host.set(Arc::clone(&host)).map_err(|_| {
             Failure::new(FARHEAP_E_CONFIG, "on_reclaim: a callback is registered already")
         })?;
-        let weak: Weak<Host> = Arc::downgrade(&host);
+        let weak: Weak<ReclaimCallback> = Arc::downgrade(&host);
         object.account.set_reclaimer(weak);
         Ok(())
     }

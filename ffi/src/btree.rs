@@ -22,7 +22,7 @@ opaque! {
 
 opaque! {
     /// A place in a tree that moves on.
-    farheap_cursor = 8: Cursor
+    farheap_cursor = 8: LockedCursor
 }
 
 /// Object behind the handle of a tree.
@@ -34,7 +34,7 @@ pub struct Tree {
 }
 
 /// Object behind the handle of a cursor: one thread at a time moves it.
-pub struct Cursor {
+pub struct LockedCursor {
     /// Holds the last entry's bytes until the next one is asked for.
     place: Mutex<pool::Cursor<'static>>,
     _pool: Arc<()>,
@@ -355,11 +355,11 @@ pub unsafe extern "C" fn farheap_btree_scan_back(
 }
 
 fn cursor_over(tree: &Tree, place: pool::Cursor<'static>) -> Result<*mut farheap_cursor> {
-    handle::create(Cursor { place: Mutex::new(place), _pool: Arc::clone(&tree.pool) })
+    handle::create(LockedCursor { place: Mutex::new(place), _pool: Arc::clone(&tree.pool) })
 }
 
 /// Key and value that a cursor went over; they are the cursor's, until it moves on.
-type Moved<'c> = std::result::Result<Option<(&'c [u8], &'c [u8])>, farheap::Error>;
+type PassedPair<'c> = std::result::Result<Option<(&'c [u8], &'c [u8])>, farheap::Error>;
 
 /// Moves a cursor over an entry.
 ///
@@ -369,7 +369,7 @@ unsafe fn move_cursor(
     cursor: *mut farheap_cursor,
     out: *mut farheap_entry,
     found: *mut bool,
-    go: for<'c> fn(&'c mut pool::Cursor<'static>) -> Moved<'c>,
+    go: for<'c> fn(&'c mut pool::Cursor<'static>) -> PassedPair<'c>,
 ) -> farheap_status {
     call(|| {
         check_out(out)?;

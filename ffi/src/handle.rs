@@ -33,19 +33,19 @@ const KIND_SHIFT: u32 = 56;
 const FREE: u64 = 0;
 const CLAIMED: u64 = 1 << 55;
 
-struct Slot {
+struct HandleSlot {
     word: AtomicU64,
     object: AtomicPtr<()>,
 }
 
-type Table = [Slot; SLOTS];
+type HandleTable = [HandleSlot; SLOTS];
 
-/// One more than the largest [`Kind::NUMBER`].
+/// One more than the largest [`Opaque::NUMBER`].
 const KINDS: usize = 12;
 
 /// By kind. Zeroed, so that it takes no room in the library's file.
-static TABLES: [Table; KINDS] = [const {
-    [const { Slot { word: AtomicU64::new(FREE), object: AtomicPtr::new(ptr::null_mut()) } }; SLOTS]
+static TABLES: [HandleTable; KINDS] = [const {
+    [const { HandleSlot { word: AtomicU64::new(FREE), object: AtomicPtr::new(ptr::null_mut()) } }; SLOTS]
 }; KINDS];
 
 static GENERATION: AtomicU64 = AtomicU64::new(1);
@@ -54,7 +54,7 @@ static GENERATION: AtomicU64 = AtomicU64::new(1);
 static FORKED: AtomicBool = AtomicBool::new(false);
 
 /// A type that C has opaque pointers to.
-pub(crate) trait Kind {
+pub(crate) trait Opaque {
     /// The number in the handle; not zero, and less than [`KINDS`].
     const NUMBER: u8;
     /// Its name in C, for messages.
@@ -63,7 +63,7 @@ pub(crate) trait Kind {
     type Object;
 }
 
-/// Declares a type that C has opaque pointers to, with the [`Kind`] of its handles:
+/// Declares a type that C has opaque pointers to, with the [`Opaque`] of its handles:
 /// `name = number: Object`.
 macro_rules! opaque {
     ($(#[$doc:meta])* $name:ident = $number:literal: $object:ty) => {
@@ -73,7 +73,7 @@ macro_rules! opaque {
             _private: [u8; 0],
         }
 
-        impl crate::handle::Kind for $name {
+        impl crate::handle::Opaque for $name {
             const NUMBER: u8 = $number;
             const NAME: &'static str = stringify!($name);
             type Object = $object;
@@ -105,7 +105,7 @@ macro_rules! methods {
 pub(crate) use {methods, opaque};
 
 /// Makes a handle for `object`.
-pub(crate) fn create<K: Kind>(object: K::Object) -> Result<*mut K> {
+pub(crate) fn create<K: Opaque>(object: K::Object) -> Result<*mut K> {
     note_forks();
     for (index, slot) in table::<K>().iter().enumerate().skip(1) {
         if slot.word.load(Relaxed) != FREE
@@ -125,13 +125,13 @@ pub(crate) fn create<K: Kind>(object: K::Object) -> Result<*mut K> {
 }
 
 #[inline]
-fn table<K: Kind>() -> &'static Table {
+fn table<K: Opaque>() -> &'static HandleTable {
     const { assert!(K::NUMBER > 0 && (K::NUMBER as usize) < KINDS) };
     &TABLES[usize::from(K::NUMBER)]
 }
 
 #[inline]
-fn slot_in(table: &Table, handle: u64) -> &Slot {
+fn slot_in(table: &HandleTable, handle: u64) -> &HandleSlot {
     &table[handle as usize & (SLOTS - 1)]
 }
 
@@ -140,7 +140,7 @@ fn slot_in(table: &Table, handle: u64) -> &Slot {
 /// # Safety
 /// Nobody frees the handle while the result is in use.
 #[inline]
-pub(crate) unsafe fn get<'a, K: Kind>(handle: *const K) -> Result<&'a K::Object> {
+pub(crate) unsafe fn get<'a, K: Opaque>(handle: *const K) -> Result<&'a K::Object> {
     let number = handle.addr() as u64;
     let slot = slot_in(table::<K>(), number);
     // Pairs with the Release in `create`.
@@ -156,7 +156,7 @@ pub(crate) unsafe fn get<'a, K: Kind>(handle: *const K) -> Result<&'a K::Object>
 }
 
 /// Ends a handle; returns what it stood for.
-pub(crate) fn take<K: Kind>(handle: *mut K) -> Result<Box<K::Object>> {
+pub(crate) fn take<K: Opaque>(handle: *mut K) -> Result<Box<K::Object>> {
     let number = handle.addr() as u64;
     let slot = slot_in(table::<K>(), number);
     // Of slot 0 nothing can be taken, and its word stays.
@@ -171,7 +171,7 @@ pub(crate) fn take<K: Kind>(handle: *mut K) -> Result<Box<K::Object>> {
 
 /// Describes a handle that is not of this process: one of the parent's, or none.
 #[cold]
-fn explain<K: Kind>(handle: u64) -> Failure {
+fn explain<K: Opaque>(handle: u64) -> Failure {
     if handle == 0 {
         return Failure::null(K::NAME);
     }
@@ -220,14 +220,14 @@ mod tests {
     use std::rc::Rc;
 
     struct Ship;
-    impl Kind for Ship {
+    impl Opaque for Ship {
         const NUMBER: u8 = 9;
         const NAME: &'static str = "ship";
         type Object = u64;
     }
 
     struct Crew;
-    impl Kind for Crew {
+    impl Opaque for Crew {
         const NUMBER: u8 = 10;
         const NAME: &'static str = "crew";
         type Object = Rc<Cell<u32>>;

@@ -24,15 +24,15 @@ pub type farheap_log = Option<
 type Told = unsafe extern "C" fn(*mut c_void, farheap_log_level, *const c_char);
 
 /// The present callback, and earlier ones.
-struct Host {
+struct LogCallback {
     told: Option<Told>,
     userdata: Userdata,
     /// Kept where checkers of leaks find it.
-    _before: *mut Host,
+    _before: *mut LogCallback,
 }
 
 /// The callback; null: none. No lock, which a forked child could find taken: what is replaced stays for ever.
-static HOST: AtomicPtr<Host> = AtomicPtr::new(ptr::null_mut());
+static HOST: AtomicPtr<LogCallback> = AtomicPtr::new(ptr::null_mut());
 
 struct Logger;
 
@@ -94,5 +94,5 @@ fn set(log: farheap_log, userdata: Userdata) -> Result<()> {
 /// Makes the logger call `told` from now on.
 fn publish(told: Option<Told>, userdata: Userdata) {
     let _before = HOST.load(Ordering::Acquire);
-    HOST.store(Box::into_raw(Box::new(Host { told, userdata, _before })), Ordering::Release);
+    HOST.store(Box::into_raw(Box::new(LogCallback { told, userdata, _before })), Ordering::Release);
 }

@@ -18,19 +18,19 @@ use std::time::Duration;
 
 opaque! {
     /// A buffer pool.
-    farheap_pool = 4: Table
+    farheap_pool = 4: PoolObject
 }
 
 /// A pool with what C has of it.
-pub struct Table {
+pub struct PoolObject {
     pool: Arc<BufferPool>,
     /// A clone is with each tree and cursor.
     trees: Arc<()>,
 }
 
-impl Table {
-    fn new(pool: Arc<BufferPool>) -> Table {
-        Table { pool, trees: Arc::new(()) }
+impl PoolObject {
+    fn new(pool: Arc<BufferPool>) -> PoolObject {
+        PoolObject { pool, trees: Arc::new(()) }
     }
 
     /// To be kept by what must be freed before the pool.
@@ -39,7 +39,7 @@ impl Table {
     }
 }
 
-impl Deref for Table {
+impl Deref for PoolObject {
     type Target = Arc<BufferPool>;
     #[inline]
     fn deref(&self) -> &Arc<BufferPool> {
@@ -171,7 +171,7 @@ pub unsafe extern "C" fn farheap_pool_create(
         // SAFETY: NULL or a string, as the caller promises.
         let path = unsafe { text(path, "the path") }?;
         let pool = settings.create(path, ByteCount(capacity), &manager.manager)?;
-        let handle = handle::create::<farheap_pool>(Table::new(pool))?;
+        let handle = handle::create::<farheap_pool>(PoolObject::new(pool))?;
         // SAFETY: checked above.
         unsafe { write(out, handle) }
     })
@@ -193,7 +193,7 @@ pub unsafe extern "C" fn farheap_pool_open(
         // SAFETY: NULL or a string, as the caller promises.
         let path = unsafe { text(path, "the path") }?;
         let pool = settings.open(path, &manager.manager)?;
-        let handle = handle::create::<farheap_pool>(Table::new(pool))?;
+        let handle = handle::create::<farheap_pool>(PoolObject::new(pool))?;
         // SAFETY: checked above.
         unsafe { write(out, handle) }
     })

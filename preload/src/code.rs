@@ -14,7 +14,7 @@
 //! 2. Nobody maps over it, unmaps it, or makes it writable meanwhile: who does holds a [`Changing`]. Without
 //!    [`let_leave`], by which a program's owner says that all do, nothing is dropped.
 //! 3. No fork happens while this module holds the loader's lock: the child would have it locked for good. (System calls
-//!    of the program's own, and `_Fork(3)`, are not noticed; see `State` for what their children do.)
+//!    of the program's own, and `_Fork(3)`, are not noticed; see `ForkWord` for what their children do.)
 
 #![expect(unsafe_code, reason = "walks the loaded objects and drops pages of their files")]
 #![expect(
@@ -51,7 +51,7 @@ const COVERING_OR_NEXT: u64 = 16;
 /// linux/fs.h, `struct procmap_query`, of which no name and no build id is asked for.
 #[repr(C)]
 #[derive(Default)]
-struct Mapping {
+struct ProcmapQuery {
     size: u64,
     query_flags: u64,
     query_addr: u64,
@@ -68,7 +68,7 @@ struct Mapping {
 
 /// `PROCMAP_QUERY`, `_IOWR('f', 17, struct procmap_query)`.
 const QUERY: libc::Ioctl = 3 << 30 | 104 << 16 | (b'f' as libc::Ioctl) << 8 | 17;
-const _: () = assert!(size_of::<Mapping>() == 104);
+const _: () = assert!(size_of::<ProcmapQuery>() == 104);
 
 /// `UFFD_FEATURE_WP_ASYNC`: a write to a protected page ends its protection.
 const WP_ASYNC: u64 = 1 << 15;
@@ -79,7 +79,7 @@ const LOOK_AGAIN_NS: i64 = 50_000;
 
 /// Opened when code leaves first; `None` where it cannot.
 static CODE: OnceLock<Option<Code>> = OnceLock::new();
-static STATE: State = State {
+static STATE: ForkWord = ForkWord {
     changing: AtomicU32::new(0),
     walking: AtomicBool::new(false),
     dropping: AtomicBool::new(false),
@@ -89,7 +89,7 @@ static STATE: State = State {
 /// (`MADV_WIPEONFORK`): the threads that would end what is under way are the parent's. A child made by `_Fork(3)` or a system call,
 /// which calls no function that is registered for forks, waited in `munmap` for ever.
 #[repr(C, align(4096))]
-struct State {
+struct ForkWord {
     /// Threads that change mappings, or fork.
     changing: AtomicU32,
     /// The loader's lock is taken, or waited for.
@@ -98,7 +98,7 @@ struct State {
     dropping: AtomicBool,
 }
 
-const _: () = assert!(size_of::<State>() == PAGE);
+const _: () = assert!(size_of::<ForkWord>() == PAGE);
 
 /// From now on code may leave. See `MADV_WIPEONFORK` in `madvise(2)` (Linux 4.14).
 ///
@@ -163,7 +163,7 @@ pub(crate) fn before_fork() {
     }
 }
 
-/// To be called after it in the parent. (The child's `State` is zeros.)
+/// To be called after it in the parent. (The child's `ForkWord` is zeros.)
 pub(crate) fn after_fork() {
     STATE.changing.fetch_sub(1, Ordering::SeqCst);
 }
@@ -191,7 +191,7 @@ impl Alone {
     }
 
     /// Registers a mapping, so that its pages come one by one, if the kernel can: one that the program watches itself stays as it is.
-    fn register(&self, mapping: &Mapping) {
+    fn register(&self, mapping: &ProcmapQuery) {
         let (start, end) = (mapping.start as usize, mapping.end as usize);
         let _ = self.0.register_unwatched(start, end - start);
     }
@@ -251,12 +251,12 @@ impl Code {
     }
 
     /// The first mapping that ends above an address.
-    fn mapping_from(&self, at: usize) -> Option<Mapping> {
-        let mut mapping = Mapping {
-            size: size_of::<Mapping>() as u64,
+    fn mapping_from(&self, at: usize) -> Option<ProcmapQuery> {
+        let mut mapping = ProcmapQuery {
+            size: size_of::<ProcmapQuery>() as u64,
             query_flags: COVERING_OR_NEXT,
             query_addr: at as u64,
-            ..Mapping::default()
+            ..ProcmapQuery::default()
         };
         // SAFETY: the argument is as the kernel defines it, with room for no name.
         let found = unsafe { libc::ioctl(self.maps.as_raw_fd(), QUERY, &raw mut mapping) };

@@ -41,7 +41,7 @@ const NAME_MAX: usize = 16;
 
 /// A kind of executable file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum ProgramKind {
     /// No ELF file: a script perhaps.
     Other,
     /// The loader preloads into it.
@@ -58,38 +58,38 @@ pub(crate) enum Kind {
     Damaged,
 }
 
-impl Kind {
+impl ProgramKind {
     /// Why nothing can be preloaded into such a file, unless the kernel refuses it anyway.
     pub(crate) fn refusal(self) -> Option<&'static str> {
         match self {
-            Kind::Other | Kind::Dynamic | Kind::Damaged => None,
-            Kind::Static => {
+            ProgramKind::Other | ProgramKind::Dynamic | ProgramKind::Damaged => None,
+            ProgramKind::Static => {
                 Some("it is linked statically, so that nothing can be preloaded into it")
             }
-            Kind::OtherMachine => Some("it is not a program for x86-64"),
-            Kind::OtherLibrary => Some("it uses another C library than GNU's"),
-            Kind::Sanitizer(text) => Some(text),
+            ProgramKind::OtherMachine => Some("it is not a program for x86-64"),
+            ProgramKind::OtherLibrary => Some("it uses another C library than GNU's"),
+            ProgramKind::Sanitizer(text) => Some(text),
         }
     }
 }
 
 /// Looks at a file.
-pub(crate) fn kind_of(file: &File) -> Kind {
+pub(crate) fn kind_of(file: &File) -> ProgramKind {
     let mut header = [0; HEADER];
     let got = read(file, &mut header, 0);
     if !header.starts_with(b"\x7fELF") {
-        return Kind::Other;
+        return ProgramKind::Other;
     }
     if header[4] != 2 || number(&header, 18, 2) != X86_64 {
-        return Kind::OtherMachine;
+        return ProgramKind::OtherMachine;
     }
     let count = number(&header, 56, 2);
     let are_parts_good = number(&header, 54, 2) == PART as u64 && (1..=PARTS_MAX).contains(&count);
     if got < HEADER || !are_parts_good {
-        return Kind::Damaged;
+        return ProgramKind::Damaged;
     }
     let parts = Parts { file, start: number(&header, 32, 8), count };
-    parts.kind().unwrap_or(Kind::Damaged)
+    parts.kind().unwrap_or(ProgramKind::Damaged)
 }
 
 /// The program headers of a file.
@@ -100,7 +100,7 @@ struct Parts<'a> {
 }
 
 /// A program header.
-struct Part {
+struct ProgramHeader {
     kind: u64,
     offset: u64,
     address: u64,
@@ -109,13 +109,13 @@ struct Part {
 
 impl Parts<'_> {
     /// `None`: the file is damaged.
-    fn kind(&self) -> Option<Kind> {
+    fn kind(&self) -> Option<ProgramKind> {
         // All of them, so that headers that cannot be read are noticed.
         for n in 0..self.count {
             self.part(n)?;
         }
         let Some(loader) = self.find(|part| part.kind == INTERPRETER) else {
-            return Some(Kind::Static);
+            return Some(ProgramKind::Static);
         };
         let mut path = [0; PATH_MAX];
         let path = path.get_mut(..usize::try_from(loader.len).ok()?)?;
@@ -124,17 +124,17 @@ impl Parts<'_> {
         }
         let is_in_path = |name: &&[u8]| path.windows(name.len()).any(|part| part == *name);
         if OTHER_LOADERS.iter().any(is_in_path) {
-            return Some(Kind::OtherLibrary);
+            return Some(ProgramKind::OtherLibrary);
         }
         let sanitizer = self.strings().and_then(|(start, len)| sanitizer_in(self.file, start, len));
-        Some(sanitizer.map_or(Kind::Dynamic, Kind::Sanitizer))
+        Some(sanitizer.map_or(ProgramKind::Dynamic, ProgramKind::Sanitizer))
     }
 
-    fn part(&self, n: u64) -> Option<Part> {
+    fn part(&self, n: u64) -> Option<ProgramHeader> {
         let mut part = [0; PART];
         let at = self.start.checked_add(n * PART as u64)?;
         let field = |part: &[u8; PART], at| number(part, at, 8);
-        (read(self.file, &mut part, at) == PART).then(|| Part {
+        (read(self.file, &mut part, at) == PART).then(|| ProgramHeader {
             kind: number(&part, 0, 4),
             offset: field(&part, 8),
             address: field(&part, 16),
@@ -142,7 +142,7 @@ impl Parts<'_> {
         })
     }
 
-    fn find(&self, is: impl Fn(&Part) -> bool) -> Option<Part> {
+    fn find(&self, is: impl Fn(&ProgramHeader) -> bool) -> Option<ProgramHeader> {
         (0..self.count).filter_map(|n| self.part(n)).find(is)
     }
 
@@ -158,8 +158,8 @@ impl Parts<'_> {
             })
         };
         let (address, len) = (value(STRINGS)?, value(STRINGS_SIZE)?);
-        let behind = |part: &Part| address.checked_sub(part.address);
-        let holds = |part: &Part| behind(part).is_some_and(|behind| behind < part.len);
+        let behind = |part: &ProgramHeader| address.checked_sub(part.address);
+        let holds = |part: &ProgramHeader| behind(part).is_some_and(|behind| behind < part.len);
         let part = self.find(|part| part.kind == LOAD && holds(part))?;
         Some((part.offset.checked_add(behind(&part)?)?, len))
     }

@@ -11,7 +11,7 @@
 #![expect(unsafe_code, reason = "exports functions of C that take its pointers")]
 #![expect(clippy::disallowed_methods, reason = "the C library's functions are these")]
 
-use crate::elf::{self, Kind};
+use crate::elf::{self, ProgramKind};
 use crate::mapping::kernel_mmap;
 use crate::own::enter;
 use crate::{inner, report};
@@ -107,9 +107,9 @@ fn open_at(dir: c_int, path: &CStr) -> Option<File> {
 fn refusal_of(mut file: File) -> Option<&'static str> {
     for _ in 0..SCRIPTS_MAX {
         match elf::kind_of(&file) {
-            Kind::Other => {}
+            ProgramKind::Other => {}
             // What it starts in turn may take the library.
-            Kind::Static => return None,
+            ProgramKind::Static => return None,
             kind => return kind.refusal(),
         }
         let mut line = [0; LINE_MAX + 1];

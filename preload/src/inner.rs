@@ -25,36 +25,36 @@ const SPINS: u32 = 100;
 
 /// Header of a block.
 #[repr(C)]
-struct Header {
+struct BlockHeader {
     /// The class of the block.
     class: usize,
     /// Bytes from the block's start to what the caller got.
     offset: usize,
 }
 
-const _: () = assert!(size_of::<Header>() == HEADER);
+const _: () = assert!(size_of::<BlockHeader>() == HEADER);
 
 /// Freed blocks by class, each with the address of the next one in it; and what was never used.
-struct Lists {
+struct BlockLists {
     free: [usize; CLASSES],
     unused: usize,
     end: usize,
 }
 
-struct Inner {
+struct InnerHeap {
     locked: AtomicBool,
     /// Start of the range; 0 before it is mapped, 1 where it could not be.
     base: AtomicUsize,
-    lists: UnsafeCell<Lists>,
+    lists: UnsafeCell<BlockLists>,
 }
 
 // SAFETY: the lists are used under the lock only.
-unsafe impl Sync for Inner {}
+unsafe impl Sync for InnerHeap {}
 
-static INNER: Inner = Inner {
+static INNER: InnerHeap = InnerHeap {
     locked: AtomicBool::new(false),
     base: AtomicUsize::new(0),
-    lists: UnsafeCell::new(Lists { free: [0; CLASSES], unused: 0, end: 0 }),
+    lists: UnsafeCell::new(BlockLists { free: [0; CLASSES], unused: 0, end: 0 }),
 };
 
 /// Base of a range that could not be mapped.
@@ -92,7 +92,7 @@ pub(crate) fn owns(block: *const c_void) -> bool {
     base > REFUSED && block.addr().wrapping_sub(base) < SPAN
 }
 
-impl Lists {
+impl BlockLists {
     /// A block of a class, as an address.
     fn take(&mut self, class: usize) -> Option<usize> {
         if self.free[class] != 0 {
@@ -148,7 +148,7 @@ pub(crate) fn allocate(size: usize, align: usize, zeroed: bool) -> *mut c_void {
     let Some(block) = block else { return ptr::null_mut() };
     let given = (block + HEADER).next_multiple_of(align);
     // SAFETY: the header lies before what is given, inside of the block.
-    unsafe { ((given - HEADER) as *mut Header).write(Header { class, offset: given - block }) };
+    unsafe { ((given - HEADER) as *mut BlockHeader).write(BlockHeader { class, offset: given - block }) };
     let given = given as *mut c_void;
     if zeroed {
         // SAFETY: the block has that many bytes from here on.
@@ -161,9 +161,9 @@ pub(crate) fn allocate(size: usize, align: usize, zeroed: bool) -> *mut c_void {
 ///
 /// # Safety
 /// The block is from here and was not freed.
-unsafe fn header(block: *mut c_void) -> Header {
+unsafe fn header(block: *mut c_void) -> BlockHeader {
     // The header ends where the block begins for its caller.
-    let header = (block.addr() - HEADER) as *const Header;
+    let header = (block.addr() - HEADER) as *const BlockHeader;
     // SAFETY: written when it was allocated.
     unsafe { header.read() }
 }
@@ -174,7 +174,7 @@ unsafe fn header(block: *mut c_void) -> Header {
 /// The block is from here, was not freed, and is not used again.
 pub(crate) unsafe fn free(block: *mut c_void) {
     // SAFETY: as the caller promises.
-    let Header { class, offset } = unsafe { header(block) };
+    let BlockHeader { class, offset } = unsafe { header(block) };
     let start = block.addr() - offset;
     lock();
     // SAFETY: under the lock, and borrowed until it is given back.
@@ -191,6 +191,6 @@ pub(crate) unsafe fn free(block: *mut c_void) {
 /// The block is from here and was not freed.
 pub(crate) unsafe fn usable(block: *mut c_void) -> usize {
     // SAFETY: as the caller promises.
-    let Header { class, offset } = unsafe { header(block) };
+    let BlockHeader { class, offset } = unsafe { header(block) };
     (1 << (SMALLEST as usize + class)) - offset
 }

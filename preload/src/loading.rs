@@ -21,20 +21,20 @@ const BASE: c_long = 0;
 
 /// The function to go on with, and its flags, as a function of C returns them in two registers.
 #[repr(C)]
-struct Call {
+struct LoaderCall {
     function: usize,
     flags: usize,
 }
 
-extern "C" fn admit(flags: c_int) -> Call {
+extern "C" fn admit(flags: c_int) -> LoaderCall {
     static FOUND: AtomicUsize = AtomicUsize::new(0);
-    Call { function: find(&FOUND, c"dlopen"), flags: without_deep_binding(flags) }
+    LoaderCall { function: find(&FOUND, c"dlopen"), flags: without_deep_binding(flags) }
 }
 
-extern "C" fn admit_in(space: c_long, flags: c_int) -> Call {
+extern "C" fn admit_in(space: c_long, flags: c_int) -> LoaderCall {
     static FOUND: AtomicUsize = AtomicUsize::new(0);
     let flags = if space == BASE { without_deep_binding(flags) } else { flags as usize };
-    Call { function: find(&FOUND, c"dlmopen"), flags }
+    LoaderCall { function: find(&FOUND, c"dlmopen"), flags }
 }
 
 /// The C library's function of a name.

@@ -71,14 +71,14 @@ macro_rules! like_mmap {
             offset: off_t,
         ) -> *mut c_void {
             // SAFETY: as the caller promises.
-            unsafe { $inner(Call { hint, len, protection, flags, fd, offset }) }
+            unsafe { $inner(MmapArgs { hint, len, protection, flags, fd, offset }) }
         }
     )*};
 }
 
 /// The arguments of a call of `mmap(2)`.
 #[derive(Clone, Copy)]
-struct Call {
+struct MmapArgs {
     hint: *mut c_void,
     len: size_t,
     protection: c_int,
@@ -103,8 +103,8 @@ like_mmap! {
 ///
 /// # Safety
 /// As there.
-unsafe fn map(call: Call) -> *mut c_void {
-    let Call { hint, len, protection, flags, .. } = call;
+unsafe fn map(call: MmapArgs) -> *mut c_void {
+    let MmapArgs { hint, len, protection, flags, .. } = call;
     let is_fixed = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0;
     if is_fixed && let Some(there) = InFar::of(hint, len) {
         // SAFETY: as the caller promises.
@@ -129,8 +129,8 @@ unsafe fn map(call: Call) -> *mut c_void {
 ///
 /// # Safety
 /// As there.
-unsafe fn map_beside(call: Call) -> *mut c_void {
-    let Call { len, protection, flags, .. } = call;
+unsafe fn map_beside(call: MmapArgs) -> *mut c_void {
+    let MmapArgs { len, protection, flags, .. } = call;
     if flags & libc::MAP_ANONYMOUS != 0 && protection & libc::PROT_WRITE != 0 && start::is_served()
     {
         notice(len);
@@ -146,7 +146,7 @@ unsafe fn map_beside(call: Call) -> *mut c_void {
 ///
 /// # Safety
 /// As for `mmap(2)`.
-unsafe fn map_over(there: &InFar, call: Call) -> *mut c_void {
+unsafe fn map_over(there: &InFar, call: MmapArgs) -> *mut c_void {
     let all_free = call.flags & libc::MAP_FIXED_NOREPLACE != 0;
     if all_free && !there.is_all {
         return failed(libc::EEXIST); // As the kernel would say: all of far address space is mapped.
@@ -164,7 +164,7 @@ unsafe fn map_over(there: &InFar, call: Call) -> *mut c_void {
         return call.hint;
     }
     // SAFETY: as the caller promises.
-    unsafe { map_beside(Call { flags, ..call }) }
+    unsafe { map_beside(MmapArgs { flags, ..call }) }
 }
 
 /// Evicts far memory for memory that stays, before the program touches it. The look at what is resident
@@ -291,7 +291,7 @@ unsafe extern "C" fn mremap(
 unsafe fn copy_away(from: &InFar, wanted: usize, place: Option<*mut c_void>) -> *mut c_void {
     let flags = PLAIN | if place.is_some() { libc::MAP_FIXED } else { 0 };
     let hint = place.unwrap_or_default();
-    let call = Call { hint, len: wanted, protection: READ_WRITE, flags, fd: -1, offset: 0 };
+    let call = MmapArgs { hint, len: wanted, protection: READ_WRITE, flags, fd: -1, offset: 0 };
     // SAFETY: maps new memory, or as the caller promises: what is there is given up.
     let to = unsafe { map(call) };
     if to != libc::MAP_FAILED {
@@ -529,8 +529,8 @@ unsafe fn unmap_far(there: &InFar) {
 ///
 /// # Safety
 /// As there.
-unsafe fn kernel_map(call: Call) -> *mut c_void {
-    let Call { hint, len, protection, flags, fd, offset } = call;
+unsafe fn kernel_map(call: MmapArgs) -> *mut c_void {
+    let MmapArgs { hint, len, protection, flags, fd, offset } = call;
     // SAFETY: as the caller promises; the arguments of this call.
     let place = unsafe { libc::syscall(libc::SYS_mmap, hint, len, protection, flags, fd, offset) };
     place as *mut c_void

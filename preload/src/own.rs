@@ -130,15 +130,15 @@ impl Drop for KeptErrno {
 }
 
 /// The signature of a function that a thread runs. It may be left by unwinding: `pthread_exit(3)` does so.
-type Run = extern "C-unwind" fn(*mut c_void) -> *mut c_void;
+type StartRoutine = extern "C-unwind" fn(*mut c_void) -> *mut c_void;
 
 /// The signature of `pthread_create(3)`.
 type Create =
-    unsafe extern "C" fn(*mut pthread_t, *const pthread_attr_t, Run, *mut c_void) -> c_int;
+    unsafe extern "C" fn(*mut pthread_t, *const pthread_attr_t, StartRoutine, *mut c_void) -> c_int;
 
 /// Function that a thread is to run.
 struct Start {
-    run: Run,
+    run: StartRoutine,
     argument: *mut c_void,
 }
 
@@ -162,7 +162,7 @@ fn next_pthread_create() -> Option<Create> {
 unsafe fn create(
     thread: *mut pthread_t,
     attributes: *const pthread_attr_t,
-    begin: Run,
+    begin: StartRoutine,
     start: Start,
 ) -> c_int {
     let Some(create) = next_pthread_create() else { return libc::EAGAIN };
@@ -184,7 +184,7 @@ unsafe fn create(
 unsafe extern "C" fn pthread_create(
     thread: *mut pthread_t,
     attributes: *const pthread_attr_t,
-    run: Run,
+    run: StartRoutine,
     argument: *mut c_void,
 ) -> c_int {
     if !start::is_served() {
@@ -217,7 +217,7 @@ extern "C-unwind" fn begin(start: *mut c_void) -> *mut c_void {
 unsafe extern "C" fn start_thread(
     thread: *mut pthread_t,
     attributes: *const pthread_attr_t,
-    run: Run,
+    run: StartRoutine,
     argument: *mut c_void,
 ) -> c_int {
     let mut all = MaybeUninit::uninit();

@@ -1,7 +1,7 @@
 //! Segments placed by how often they are read, within a budget of local memory.
 
 use crate::column_chunk::Segment;
-use crate::migrator::{Migration, Migrator, Moves};
+use crate::migrator::{Migration, Migrator, Movable};
 use crate::plan::{Candidate, plan};
 use farheap::{ByteCount, Placement};
 use std::fmt;
@@ -53,7 +53,7 @@ pub struct AutoPlacement<'a> {
 
 /// Segments that move together.
 struct Group<'a> {
-    segments: Vec<&'a dyn Moves>,
+    segments: Vec<&'a dyn Movable>,
     /// Where they lie when they are not local.
     far: Placement,
     bytes: ByteCount,
@@ -84,7 +84,7 @@ impl<'a> AutoPlacement<'a> {
         segments: impl IntoIterator<Item = &'a Segment<T>>,
         far: Placement,
     ) -> &mut AutoPlacement<'a> {
-        let segments: Vec<_> = segments.into_iter().map(|segment| segment as &dyn Moves).collect();
+        let segments: Vec<_> = segments.into_iter().map(|segment| segment as &dyn Movable).collect();
         let bytes = ByteCount(segments.iter().map(|segment| segment.bytes().0).sum());
         self.groups.push(Group { segments, far, bytes, samples: 0.0, read_bytes: 0.0 });
         self

@@ -18,7 +18,7 @@ const NAP_MIN: Duration = Duration::from_micros(20);
 pub(super) type Release<'a> = Box<dyn FnOnce(&mut dyn FnMut() -> bool) -> bool + 'a>;
 
 /// A segment of values of whatever type.
-pub(super) trait Moves: Sync {
+pub(super) trait Movable: Sync {
     fn bytes(&self) -> ByteCount;
 
     fn placement(&self) -> Placement;
@@ -37,7 +37,7 @@ pub(super) trait Moves: Sync {
     fn read_soon(&self);
 }
 
-impl<T: Copy + Send + Sync> Moves for Segment<T> {
+impl<T: Copy + Send + Sync> Movable for Segment<T> {
     fn bytes(&self) -> ByteCount {
         Segment::bytes(self)
     }
@@ -104,7 +104,7 @@ impl<T: Copy + Send + Sync> Moves for Segment<T> {
 /// ```
 #[derive(Default)]
 pub struct Migrator<'a> {
-    moves: Vec<(&'a dyn Moves, Placement)>,
+    moves: Vec<(&'a dyn Movable, Placement)>,
     rest: Rest,
     rate: Option<ByteCount>,
     cancel: Option<&'a AtomicBool>,
@@ -127,7 +127,7 @@ impl<'a> Migrator<'a> {
         self
     }
 
-    pub(super) fn add_any(&mut self, segment: &'a dyn Moves, to: Placement) {
+    pub(super) fn add_any(&mut self, segment: &'a dyn Movable, to: Placement) {
         self.moves.push((segment, to));
     }
 

@@ -10,15 +10,15 @@ use std::sync::OnceLock;
 
 /// How the calling thread's allocations are kept local, and how that ends. Calls nest.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Pins {
+pub(crate) struct PinHooks {
     pub(crate) pin: fn(),
     pub(crate) unpin: fn(),
 }
 
-static PINS: OnceLock<Pins> = OnceLock::new();
+static PINS: OnceLock<PinHooks> = OnceLock::new();
 
 /// Registers the heap's way. Until then there is no far memory, and everything is local.
-pub(crate) fn set_pins(pins: Pins) {
+pub(crate) fn set_pins(pins: PinHooks) {
     PINS.get_or_init(|| pins);
 }
 

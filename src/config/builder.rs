@@ -302,7 +302,7 @@ impl Builder {
     /// [`Error::Config`] names the first option whose value is out of range or conflicts with
     /// another, or that names a NUMA node which this machine lacks; [`Error::LimitTooSmall`] when the limit cannot hold 64 pages or is below 8 MiB.
     pub fn build(self) -> Result<Config> {
-        let node = self.options.node.map(probe::Node::find).transpose()?;
+        let node = self.options.node.map(probe::NumaNode::find).transpose()?;
         self.build_on(probe::Memory::detect, node)
     }
 
@@ -310,11 +310,11 @@ impl Builder {
     fn build_on(
         self,
         detect: impl FnOnce() -> probe::Memory,
-        node: Option<probe::Node>,
+        node: Option<probe::NumaNode>,
     ) -> Result<Config> {
         self.options.check()?;
         let (limit, far_limit) =
-            Limits { memory: LazyCell::new(detect), node }.resolve(&self.options)?;
+            LimitBasis { memory: LazyCell::new(detect), node }.resolve(&self.options)?;
         Ok(Config { options: self.options, limit, far_limit })
     }
 }
@@ -385,12 +385,12 @@ impl Options {
 }
 
 /// The memory that limits are resolved on, looked up when one needs it.
-struct Limits<F> {
+struct LimitBasis<F> {
     memory: LazyCell<probe::Memory, F>,
-    node: Option<probe::Node>,
+    node: Option<probe::NumaNode>,
 }
 
-impl<F: FnOnce() -> probe::Memory> Limits<F> {
+impl<F: FnOnce() -> probe::Memory> LimitBasis<F> {
     /// Returns the limit of the process, if there is one, and that of far memory.
     fn resolve(self, options: &Options) -> Result<(Option<ByteCount>, ByteCount)> {
         let limit = match options.limit {

@@ -24,14 +24,14 @@ static KEEPER: OnceLock<Keeper> = OnceLock::new();
 
 /// A pin for a thread.
 #[derive(Clone, Copy, Debug)]
-struct Kept {
+struct ThreadPin {
     thread: u32,
     start: usize,
     len: usize,
 }
 
 /// The pins of threads that end; and their number.
-static KEPT: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
+static KEPT: Mutex<Vec<ThreadPin>> = Mutex::new(Vec::new());
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// Keeps what threads need at their end, from now on.
@@ -49,7 +49,7 @@ pub(super) fn keep() {
         let is_kept = (keeper.keep)(start, len);
         if is_kept {
             let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-            kept.push(Kept { thread, start, len });
+            kept.push(ThreadPin { thread, start, len });
             COUNT.store(kept.len(), Ordering::Relaxed);
         }
         is_kept

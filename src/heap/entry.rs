@@ -7,33 +7,33 @@ use crate::base::sync::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 
 /// No far memory is available: the tier is shut down, or the thread has ended for jemalloc.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Closed;
+pub(super) struct TierClosed;
 
 /// The way into a tier past its caches.
-pub(super) struct Entry {
+pub(super) struct Entrance {
     inside: AtomicUsize,
     closed: AtomicBool,
 }
 
-impl Entry {
-    pub(super) const fn new() -> Entry {
-        Entry { inside: AtomicUsize::new(0), closed: AtomicBool::new(false) }
+impl Entrance {
+    pub(super) const fn new() -> Entrance {
+        Entrance { inside: AtomicUsize::new(0), closed: AtomicBool::new(false) }
     }
 
     /// Enters the shared path.
     ///
     /// # Errors
-    /// [`Closed`].
-    pub(super) fn enter(&self) -> Result<Inside<'_>, Closed> {
+    /// [`TierClosed`].
+    pub(super) fn enter(&self) -> Result<InsideTier<'_>, TierClosed> {
         let inside = self.enter_even_if_closed();
         // Sequentially consistent with `close`: either it sees us inside, or we see it closed.
-        if self.is_closed() { Err(Closed) } else { Ok(inside) }
+        if self.is_closed() { Err(TierClosed) } else { Ok(inside) }
     }
 
     /// Enters for an object that exists, which keeps the tier from being closed for good.
-    pub(super) fn enter_even_if_closed(&self) -> Inside<'_> {
+    pub(super) fn enter_even_if_closed(&self) -> InsideTier<'_> {
         self.inside.fetch_add(1, SeqCst);
-        Inside { count: &self.inside }
+        InsideTier { count: &self.inside }
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -51,11 +51,11 @@ impl Entry {
 }
 
 /// A thread inside the shared path.
-pub(super) struct Inside<'a> {
+pub(super) struct InsideTier<'a> {
     count: &'a AtomicUsize,
 }
 
-impl Drop for Inside<'_> {
+impl Drop for InsideTier<'_> {
     fn drop(&mut self) {
         self.count.fetch_sub(1, SeqCst);
     }

@@ -20,7 +20,7 @@
 //! # Invariants
 //! 1. A tier is never freed, and its address never reused for another one; threads keep it.
 //! 2. Every operation on an arena runs inside an [`Access`] to a cache that is not revoked, or is
-//!    counted by its [`Entry`]; what only asks jemalloc for numbers, by that of its controls. So
+//!    counted by its [`Entrance`]; what only asks jemalloc for numbers, by that of its controls. So
 //!    [`close`](FarArenas::close) and [`ClosedArenas::stand_still`] know when nobody is inside.
 //! 3. Only pointers inside the reservation reach `free` and `reallocate`.
 
@@ -34,7 +34,7 @@ use super::accounting::TierMemory;
 use super::arena_set::ArenaSet;
 use super::counts::{self, Counts};
 use super::dirty_bound::DirtyBound;
-use super::entry::{Closed, Entry};
+use super::entry::{TierClosed, Entrance};
 use super::far_options::FarArenasOptions;
 use super::hooks::{self, ExtentSource};
 use super::jemalloc::{self, Flags};
@@ -70,7 +70,7 @@ fn gives_up() -> bool {
 
 /// Data of a tier that frees ask for: never changed, and in a cache line that nothing else changes.
 #[repr(align(64))]
-struct Place {
+struct TierRange {
     base: usize,
     span: usize,
     tier: Tier,
@@ -78,7 +78,7 @@ struct Place {
 
 /// A far tier; see the module's documentation.
 pub(crate) struct FarArenas {
-    place: Place,
+    place: TierRange,
     options: FarArenasOptions,
     arenas: ArenaSet,
     /// Keeps the source alive for the hooks; gone once the arenas are.
@@ -87,7 +87,7 @@ pub(crate) struct FarArenas {
     sizes: PageSizes,
     /// See [`FarArenasOptions::dirty_max`].
     dirty: DirtyBound,
-    entry: Entry,
+    entry: Entrance,
     /// Bytes through the shared path.
     shared_counts: Counts,
 }
@@ -104,7 +104,7 @@ impl FarArenas {
     ) -> Result<&'static FarArenas> {
         let _pinned = placement::pin();
         let tier = Tier::new(options.slot);
-        let place = Place { base: source.base(), span: source.span(), tier };
+        let place = TierRange { base: source.base(), span: source.span(), tier };
         // SAFETY: the tier drops the source after the arenas only.
         let arenas = unsafe { ArenaSet::create(&source, &options) }?;
         let sizes = PageSizes::new(place.base, place.span)?;
@@ -119,7 +119,7 @@ impl FarArenas {
             caches: ThreadCaches::new(allowance, options.slot),
             sizes,
             dirty: DirtyBound::new(options.dirty_max.0),
-            entry: Entry::new(),
+            entry: Entrance::new(),
             shared_counts: Counts::new(),
         })))
     }
@@ -172,7 +172,7 @@ impl FarArenas {
     /// free.
     ///
     /// # Errors
-    /// [`Closed`].
+    /// [`TierClosed`].
     ///
     /// # Safety
     /// The layout's size is not zero.
@@ -180,7 +180,7 @@ impl FarArenas {
         &'static self,
         layout: Layout,
         fill: Fill,
-    ) -> std::result::Result<*mut u8, Closed> {
+    ) -> std::result::Result<*mut u8, TierClosed> {
         let Some(mut access) = self.access() else {
             // SAFETY: the size is not zero.
             return unsafe { self.allocate_shared(layout, fill) };
@@ -387,10 +387,10 @@ impl FarArenas {
     /// Claims a cache for the calling thread; `None`: all are taken.
     ///
     /// # Errors
-    /// [`Closed`].
+    /// [`TierClosed`].
     pub(super) fn claim_cache(
         &'static self,
-    ) -> std::result::Result<Option<&'static ThreadCache>, Closed> {
+    ) -> std::result::Result<Option<&'static ThreadCache>, TierClosed> {
         // At once: a thread that gives back what is free, inside the shared path, gets here too.
         let _inside = self.entry.enter()?;
         let make = |index, allowance| {
@@ -430,7 +430,7 @@ impl FarArenas {
         mut access: Access<'_>,
         layout: Layout,
         fill: Fill,
-    ) -> std::result::Result<*mut u8, Closed> {
+    ) -> std::result::Result<*mut u8, TierClosed> {
         if fill == Fill::Zero {
             hooks::take_committed();
         }
@@ -456,13 +456,13 @@ impl FarArenas {
 
     /// Refuses what is not far. Once jemalloc's destructor of an ending thread has run, jemalloc serves
     /// this thread from its first arena, which is local, whatever arena it is asked for.
-    fn only_far(&self, ptr: *mut u8) -> std::result::Result<*mut u8, Closed> {
+    fn only_far(&self, ptr: *mut u8) -> std::result::Result<*mut u8, TierClosed> {
         if ptr.is_null() || self.contains(ptr.addr()) {
             return Ok(ptr);
         }
         // SAFETY: allocated by the caller just now, locally; nobody uses it.
         unsafe { jemalloc::free_unsized(ptr) };
-        Err(Closed)
+        Err(TierClosed)
     }
 
     /// Frees past the magazines. Out of line as `allocate_missed` is.
@@ -483,7 +483,7 @@ impl FarArenas {
         &'static self,
         layout: Layout,
         fill: Fill,
-    ) -> std::result::Result<*mut u8, Closed> {
+    ) -> std::result::Result<*mut u8, TierClosed> {
         let with_tail = tail::with_tail(layout);
         let size = magazine::fitting_size(with_tail);
         let flags = self.shared_flags().aligned(size, layout.align());

@@ -18,7 +18,7 @@
 //!    every failing allocation would grow the arena.
 //! 4. jemalloc is told that committed memory reads as zero, but never asked for zeroed memory of an
 //!    arena with these hooks: it would rely on that, or clear pages under its locks. What `commit`
-//!    leaves to be cleared is noted for the allocation under way ([`Committed`]).
+//!    leaves to be cleared is noted for the allocation under way ([`CommittedRange`]).
 
 #![expect(unsafe_code, reason = "is called by jemalloc; declares the unsafe call that clears")]
 
@@ -180,7 +180,7 @@ impl Hooks {
     fn commit(&self, ptr: NonNull<u8>, len: usize) -> Option<Edges> {
         let edges = self.source().commit(ptr, ByteCount(len as u64))?;
         self.committed.fetch_add(len as u64, Relaxed);
-        note_committed(Committed { start: ptr.addr().get(), len, edges });
+        note_committed(CommittedRange { start: ptr.addr().get(), len, edges });
         Some(edges)
     }
 
@@ -203,14 +203,14 @@ impl Hooks {
 
 /// A range that a source has committed: it reads as zero, but for its edges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Committed {
+pub(super) struct CommittedRange {
     start: usize,
     len: usize,
     edges: Edges,
 }
 
-impl Committed {
-    const NOTHING: Committed = Committed { start: 0, len: 0, edges: Edges { head: 0, tail: 0 } };
+impl CommittedRange {
+    const NOTHING: CommittedRange = CommittedRange { start: 0, len: 0, edges: Edges { head: 0, tail: 0 } };
 
     /// The parts of `[start, start + len)` that may hold old bytes: address and length, empty ones
     /// too. `None`: not all of it was committed.
@@ -231,12 +231,12 @@ struct Notes {
     /// See [`take_commit_refused`].
     commit_refused: Cell<bool>,
     /// See [`take_committed`].
-    committed: Cell<Committed>,
+    committed: Cell<CommittedRange>,
 }
 
 thread_local! {
     static NOTES: Notes = const {
-        Notes { commit_refused: Cell::new(false), committed: Cell::new(Committed::NOTHING) }
+        Notes { commit_refused: Cell::new(false), committed: Cell::new(CommittedRange::NOTHING) }
     };
 }
 
@@ -251,14 +251,14 @@ pub(super) fn take_commit_refused() -> bool {
 }
 
 /// Remembers what a source has committed for the allocation under way.
-fn note_committed(committed: Committed) {
+fn note_committed(committed: CommittedRange) {
     NOTES.with(|notes| notes.committed.set(committed));
 }
 
 /// Memory that sources have committed on this thread since the last call, the last of it if anything.
-pub(super) fn take_committed() -> Option<Committed> {
-    let committed = NOTES.with(|notes| notes.committed.replace(Committed::NOTHING));
-    (committed != Committed::NOTHING).then_some(committed)
+pub(super) fn take_committed() -> Option<CommittedRange> {
+    let committed = NOTES.with(|notes| notes.committed.replace(CommittedRange::NOTHING));
+    (committed != CommittedRange::NOTHING).then_some(committed)
 }
 
 /// Does what a hook was called for, pinned local; `None` in a forked child, which has nothing of the source.
@@ -446,14 +446,14 @@ mod tests {
     #[test]
     fn old_parts_of_a_block_are_what_it_has_of_the_edges() {
         let edges = Edges { head: 10, tail: 20 };
-        let committed = Committed { start: 1000, len: 100, edges };
+        let committed = CommittedRange { start: 1000, len: 100, edges };
         assert_eq!(committed.old_parts(1000, 100), Some([(1000, 10), (1080, 20)]));
         assert_eq!(committed.old_parts(1005, 80), Some([(1005, 5), (1080, 5)]));
         assert_eq!(committed.old_parts(1010, 70), Some([(1010, 0), (1080, 0)]));
         assert_eq!(committed.old_parts(1085, 15), Some([(1085, 0), (1085, 15)]));
         assert_eq!(committed.old_parts(990, 20), None);
         assert_eq!(committed.old_parts(1050, 51), None);
-        let all = Committed { edges: Edges { head: 100, tail: 0 }, ..committed };
+        let all = CommittedRange { edges: Edges { head: 100, tail: 0 }, ..committed };
         assert_eq!(all.old_parts(1000, 100), Some([(1000, 100), (1100, 0)]));
         note_committed(all);
         assert_eq!((take_committed(), take_committed()), (Some(all), None));

@@ -23,10 +23,10 @@ use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
 /// A mapping, for ever: who has a tier, which lives for ever, has it too.
-type Table = &'static [AtomicU8];
+type SizeTable = &'static [AtomicU8];
 
 /// Tables of tiers that have ended.
-static SPARES: Mutex<[Option<Table>; TIERS_MAX]> = Mutex::new([None; TIERS_MAX]);
+static SPARES: Mutex<[Option<SizeTable>; TIERS_MAX]> = Mutex::new([None; TIERS_MAX]);
 
 /// See the module's documentation.
 pub(super) struct PageSizes {
@@ -34,7 +34,7 @@ pub(super) struct PageSizes {
     base: usize,
     /// A block's class and 1; 0 where the page's blocks have none, or there are none. Relaxed: who frees a block has its
     /// address from the thread that it was handed out to.
-    classes: Table,
+    classes: SizeTable,
 }
 
 // Every class and 1 fits.
@@ -47,7 +47,7 @@ impl PageSizes {
     /// [`Error::Os`] when the address space is exhausted.
     pub(super) fn new(base: usize, span: usize) -> Result<PageSizes> {
         let len = span.div_ceil(PAGE);
-        let is_right = |spare: &Option<Table>| spare.is_some_and(|table| table.len() == len);
+        let is_right = |spare: &Option<SizeTable>| spare.is_some_and(|table| table.len() == len);
         let mut spares = SPARES.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(classes) =
             spares.iter_mut().find(|spare| is_right(spare)).and_then(Option::take)

@@ -8,7 +8,7 @@
 //!    pinned for life, every thread is inside a hook.
 
 use super::jemalloc::SMALL_MAX;
-use crate::base::local::{Pins, set_pins};
+use crate::base::local::{PinHooks, set_pins};
 use crate::base::sync::{AtomicU32, Ordering::Relaxed};
 use std::cell::Cell;
 use std::cmp::Ordering;
@@ -130,7 +130,7 @@ pub(crate) enum Fill {
 pub(super) const SMALL_END: usize = SMALL_MAX + 1;
 
 /// A thread's state; see the module's documentation.
-struct Thread {
+struct ThreadScopes {
     /// The innermost scope's placement, and its number.
     scope: Cell<Option<Placement>>,
     innermost: Cell<u64>,
@@ -144,7 +144,7 @@ struct Thread {
     small_below: Cell<usize>,
 }
 
-impl Thread {
+impl ThreadScopes {
     fn set_scope(&self, scope: Option<Placement>, number: u64) {
         self.scope.set(scope);
         self.innermost.set(number);
@@ -161,8 +161,8 @@ impl Thread {
 }
 
 thread_local! {
-    static THREAD: Thread = const {
-        Thread {
+    static THREAD: ThreadScopes = const {
+        ThreadScopes {
             scope: Cell::new(None),
             innermost: Cell::new(0),
             begun: Cell::new(0),
@@ -244,7 +244,7 @@ fn unpin() {
 
 /// From now on the layers below keep what they allocate for themselves local.
 pub(crate) fn keep_own_allocations_local() {
-    set_pins(Pins { pin: pin_thread_local, unpin });
+    set_pins(PinHooks { pin: pin_thread_local, unpin });
 }
 
 /// Keeps this thread's allocations local for ever: for handlers, evictors and all other threads that

@@ -175,7 +175,7 @@ impl Region {
         if !self.pager.mapper().is_in_thread() {
             return self.prefetch_many(ranges);
         }
-        let mut batch = Batch::new();
+        let mut batch = BlockedSteps::new();
         for (ptr, len) in ranges {
             let (first, count) = self.extents.pages_of(*ptr, *len)?;
             for page in (first.0..first.0 + count.0).map(PageId) {
@@ -272,7 +272,7 @@ impl Region {
         if advice == Advice::WillNeed {
             self.prefetch(ptr, len)?;
         }
-        let mut batch = Batch::new();
+        let mut batch = BlockedSteps::new();
         for page in pages {
             batch.step();
             // One that is open and stays so has no place in the policy.
@@ -330,14 +330,14 @@ fn evict_pages(region: &Region, first: PageId, count: PageCount) -> Result<()> {
 }
 
 /// Signals blocked for a few pages at a time, which saves most of what it costs.
-struct Batch {
+struct BlockedSteps {
     blocked: Option<SignalsBlocked>,
     pages: u32,
 }
 
-impl Batch {
-    fn new() -> Batch {
-        Batch { blocked: Some(SignalsBlocked::new()), pages: 0 }
+impl BlockedSteps {
+    fn new() -> BlockedSteps {
+        BlockedSteps { blocked: Some(SignalsBlocked::new()), pages: 0 }
     }
 
     /// Counts a page; after every `PAGES_MAX`, lets signals in that have arrived meanwhile.

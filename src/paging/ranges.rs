@@ -46,7 +46,7 @@ impl Units {
 /// The address ranges of one region.
 #[derive(Debug)]
 pub(in crate::paging) struct RangeAllocator {
-    state: Ranked<State>,
+    state: Ranked<RangeState>,
     /// Address of the first unit, in units: addresses are what is aligned, and the region itself is to 2 MiB only.
     base: usize,
     total: usize,
@@ -54,7 +54,7 @@ pub(in crate::paging) struct RangeAllocator {
 }
 
 #[derive(Debug)]
-struct State {
+struct RangeState {
     /// Everything from here on was never handed out.
     fresh: usize,
     /// Everything from here on cannot be touched; not below `fresh`.
@@ -74,7 +74,7 @@ impl RangeAllocator {
         page_bytes: usize,
     ) -> Result<RangeAllocator> {
         let total = span / KERNEL_PAGE;
-        let state = State {
+        let state = RangeState {
             fresh: 0,
             closed: 0,
             released: Vec::with_capacity(RELEASED_MAX),
@@ -231,7 +231,7 @@ impl RangeAllocator {
 
     /// Pages and spans touched by a range, none of whose units is live at the moment, that have no
     /// live unit.
-    fn without_live(&self, state: &State, range: Units) -> Committed {
+    fn without_live(&self, state: &RangeState, range: Units) -> Committed {
         let count = |per_span: usize| {
             let (first, end) = (range.first.div_ceil(per_span), range.end() / per_span);
             let inner = end.saturating_sub(first) as u64;
@@ -258,7 +258,7 @@ fn edges(range: Units, per_span: usize) -> impl Iterator<Item = usize> {
     head.into_iter().chain(tail.filter(move |tail| head != Some(*tail)))
 }
 
-impl State {
+impl RangeState {
     /// Takes `count` units out of the released ranges, from a unit on that is `aligned`.
     fn reuse(&mut self, count: usize, aligned: impl Fn(usize) -> usize) -> Option<usize> {
         let fits = |range: &Units| aligned(range.first) + count <= range.end();

@@ -67,7 +67,7 @@ impl Aim {
 
 /// See [module](self).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum Stage {
     AtDevice,
     /// The store panicked, and may have it all the same.
     Lost,
@@ -84,7 +84,7 @@ pub(in crate::paging) struct Transfer {
     started: Instant,
     /// Since the device got it.
     term: Term,
-    state: State,
+    state: Stage,
     /// The first slot.
     slot: SlotId,
     pages: usize,
@@ -100,7 +100,7 @@ impl Transfer {
             aim,
             started,
             term: Term::start(shown),
-            state: State::AtDevice,
+            state: Stage::AtDevice,
             slot,
             pages: 0,
             firsts: [FrameId(0); SEGMENTS_MAX],
@@ -151,12 +151,12 @@ impl Transfer {
 
     /// True if the store panicked and does not have it.
     pub(in crate::paging) fn is_refused(&self) -> bool {
-        self.state == State::Refused
+        self.state == Stage::Refused
     }
 
     /// True if it was reported by [`Transfers::next_overdue`].
     pub(in crate::paging) fn is_overdue(&self) -> bool {
-        self.state == State::Overdue
+        self.state == Stage::Overdue
     }
 }
 
@@ -319,7 +319,7 @@ impl Transfers {
     /// request is unknown: as if it never answered.
     fn panicked(&mut self, token: usize, is_refused: bool) {
         let transfer = self.under_way.transfers[token].as_mut().expect("just started");
-        transfer.state = if is_refused { State::Refused } else { State::Lost };
+        transfer.state = if is_refused { Stage::Refused } else { Stage::Lost };
         self.has_lost |= !is_refused;
         if is_refused {
             let transfer = *transfer;
@@ -386,15 +386,15 @@ impl Transfers {
         }
         let shown = self.watch.look(now);
         let mut is_due = |transfer: &mut Transfer| match transfer.state {
-            State::AtDevice => transfer.term.is_over(shown, deadline),
-            State::Lost => true,
-            State::Refused | State::Overdue => false,
+            Stage::AtDevice => transfer.term.is_over(shown, deadline),
+            Stage::Lost => true,
+            Stage::Refused | Stage::Overdue => false,
         };
         let mut rest = self.under_way.transfers[*from..].iter_mut();
         *from += 1 + rest.position(|transfer| transfer.as_mut().is_some_and(&mut is_due))?;
         let transfer = self.under_way.transfers[*from - 1].as_mut().expect("found above");
-        let errno = if transfer.state == State::Lost { sys::EIO } else { sys::ETIMEDOUT };
-        transfer.state = State::Overdue;
+        let errno = if transfer.state == Stage::Lost { sys::EIO } else { sys::ETIMEDOUT };
+        transfer.state = Stage::Overdue;
         let transfer = *transfer;
         Some((transfer, self.failed(&transfer, errno)))
     }

@@ -1,7 +1,7 @@
 //! Allocating and freeing pages: their numbers, and memory that is zero.
 
 use super::chunk::CHUNK_PAGES;
-use super::frames::Frames;
+use super::frames::PoolFrames;
 use super::free_list::FreeList;
 use super::latch::{HeldWord, Latch};
 use crate::base::error::{Error, Result};
@@ -16,7 +16,7 @@ const CUT_MAX: usize = 1024;
 ///
 /// # Errors
 /// [`Error::StoreFull`] when the table has reached its capacity, [`Error::OutOfMemory`].
-pub(super) fn allocate(frames: &Frames) -> Result<(PageId, HeldWord)> {
+pub(super) fn allocate(frames: &PoolFrames) -> Result<(PageId, HeldWord)> {
     frames.charge()?;
     let page = take_page(frames).inspect_err(|_| frames.uncharge())?;
     Ok((page, begin_use(frames, page)))
@@ -26,7 +26,7 @@ pub(super) fn allocate(frames: &Frames) -> Result<(PageId, HeldWord)> {
 ///
 /// # Errors
 /// As for [`allocate`], and [`Error::BadRange`] when the page is in use.
-pub(super) fn claim(frames: &Frames, page: PageId) -> Result<HeldWord> {
+pub(super) fn claim(frames: &PoolFrames, page: PageId) -> Result<HeldWord> {
     if page.as_usize() >= frames.table.capacity() {
         return Err(frames.table.full());
     }
@@ -36,7 +36,7 @@ pub(super) fn claim(frames: &Frames, page: PageId) -> Result<HeldWord> {
 }
 
 /// Takes the page of this number, and locks it. What lies between the table's end and it becomes free.
-fn take_number(frames: &Frames, page: PageId) -> Result<()> {
+fn take_number(frames: &PoolFrames, page: PageId) -> Result<()> {
     let table = &frames.table;
     let after = page.0 + 1;
     loop {
@@ -90,7 +90,7 @@ fn make_unused(words: &[Latch]) -> bool {
 }
 
 /// A page that was taken and locked, and whose memory is charged, is in use.
-fn begin_use(frames: &Frames, page: PageId) -> HeldWord {
+fn begin_use(frames: &PoolFrames, page: PageId) -> HeldWord {
     let latch = frames.table.word(page);
     // Memory that was dropped, or never touched, is zero.
     frames.arrive(page);
@@ -99,7 +99,7 @@ fn begin_use(frames: &Frames, page: PageId) -> HeldWord {
 }
 
 /// Drops a page that is locked and makes its number free.
-pub(super) fn free(frames: &Frames, page: PageId) {
+pub(super) fn free(frames: &PoolFrames, page: PageId) {
     frames.split_for(page);
     frames.leave(page);
     frames.table.discard(page);
@@ -110,7 +110,7 @@ pub(super) fn free(frames: &Frames, page: PageId) {
 
 /// Where the free pages begin that lie before the table's end without a page in use between, and not
 /// before `least`.
-pub(super) fn free_tail(frames: &Frames, free: &FreeList, least: u64) -> u64 {
+pub(super) fn free_tail(frames: &PoolFrames, free: &FreeList, least: u64) -> u64 {
     let end = frames.table.end();
     // Mostly the last page is in use, and not all free ones have to be looked at.
     let is_used = end <= least || !frames.table.word(PageId(end - 1)).load().is_unused();
@@ -120,7 +120,7 @@ pub(super) fn free_tail(frames: &Frames, free: &FreeList, least: u64) -> u64 {
 /// Ends the table where its free tail begins, but not before `least`, and calls `give_back` with the pages
 /// that it loses, some at a time; they are locked until then, so that nobody brings one of them into use.
 /// Their words and page tables are given back as well. A page of the tail that another thread has locked for a moment leaves the table as it is.
-pub(super) fn cut_tail(frames: &Frames, least: u64, mut give_back: impl FnMut(PageId, u64)) {
+pub(super) fn cut_tail(frames: &PoolFrames, least: u64, mut give_back: impl FnMut(PageId, u64)) {
     let table = &frames.table;
     let mut free = frames.free.lock();
     let (start, end) = (free_tail(frames, &free, least), table.end());
@@ -150,7 +150,7 @@ pub(super) fn cut_tail(frames: &Frames, least: u64, mut give_back: impl FnMut(Pa
 }
 
 /// Takes a free page, or a fresh one behind the last, and locks it; its words are charged.
-fn take_page(frames: &Frames) -> Result<PageId> {
+fn take_page(frames: &PoolFrames) -> Result<PageId> {
     let table = &frames.table;
     loop {
         let mut free = frames.free.lock();
@@ -178,7 +178,7 @@ fn take_page(frames: &Frames) -> Result<PageId> {
 }
 
 /// Locks a page that was in the free list.
-fn lock_free(frames: &Frames, page: PageId) -> Result<PageId> {
+fn lock_free(frames: &PoolFrames, page: PageId) -> Result<PageId> {
     if let Err(error) = frames.charge_metadata(page) {
         frames.free.lock().put(page);
         return Err(error);
@@ -191,7 +191,7 @@ fn lock_free(frames: &Frames, page: PageId) -> Result<PageId> {
 
 /// Locks a page that is not allocated. `false`: its chunk is frozen, or it holds a part of the free
 /// list that is being written; both are over soon.
-fn lock_absent(frames: &Frames, page: PageId) -> bool {
+fn lock_absent(frames: &PoolFrames, page: PageId) -> bool {
     let latch = frames.table.word(page);
     let seen = latch.load();
     assert!(!seen.is_readable(), "{page} was free, but is {seen:?}");

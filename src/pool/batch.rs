@@ -9,7 +9,7 @@ use super::buffer_pool::BufferPool;
 use super::frames::BATCH_MAX;
 use super::guard::{Held, OptimisticGuard, SharedGuard};
 use super::latch::HeldWord;
-use super::page_table::PageTable;
+use super::page_table::TablePages;
 use crate::base::error::Result;
 use crate::base::units::PageId;
 use arrayvec::ArrayVec;
@@ -32,7 +32,7 @@ fn ask_for<T>(place: *const T) {
 }
 
 /// Tells the processor that these pages are about to be read around `at`.
-fn announce(table: &PageTable, pages: &[PageId], at: usize) {
+fn announce(table: &TablePages, pages: &[PageId], at: usize) {
     let at = at.min(table.page_bytes() - 1);
     for page in pages {
         if let Some(latch) = table.get(*page) {

@@ -4,17 +4,17 @@ use super::account::PoolAccount;
 use super::cleaner::Cleaner;
 use super::config::PoolConfig;
 use super::donate::Donor;
-use super::evict::{Dirty, Evictor};
+use super::evict::{Dirty, PoolEvictor};
 use super::file::TableFile;
-use super::frames::Frames;
-use super::group::{Group, Member};
+use super::frames::PoolFrames;
+use super::group::{TableGroup, PoolTable};
 use super::header::Header;
 use super::huge::Collapser;
 use super::latch::Holder;
 use super::load::Loader;
 use super::page_table::{FIRST, PageShape};
 use super::stats::PoolStats;
-use super::write_back::WriteBack;
+use super::write_back::PageWriter;
 #[cfg(doc)]
 use crate::base::error::Error;
 use crate::base::error::Result;
@@ -46,16 +46,16 @@ const fn fixed(waiting_max: usize) -> ByteCount {
 /// A pool has one table file or several ([`PoolConfig::beside`]): this is the handle of one of them, and page
 /// numbers are its own. Dropping it closes the file, without a [`flush`](Self::flush).
 pub struct BufferPool {
-    pub(super) frames: Frames,
+    pub(super) frames: PoolFrames,
     pub(super) loader: Loader,
     pub(super) donor: Donor,
-    pub(super) group: Arc<Group>,
+    pub(super) group: Arc<TableGroup>,
     /// Work of the group's thread for this table; taken out while it does.
     chores: Ranked<Chores>,
     pub(super) file: Arc<TableFile>,
     header: Header,
-    write_back: WriteBack,
-    evictor: Evictor,
+    write_back: PageWriter,
+    evictor: PoolEvictor,
 }
 
 #[derive(Default)]
@@ -148,12 +148,12 @@ impl BufferPool {
     /// The figures at the moment.
     #[must_use]
     pub fn stats(&self) -> PoolStats {
-        let Frames { chunks, resident, account, .. } = &self.frames;
+        let PoolFrames { chunks, resident, account, .. } = &self.frames;
         let mut stats = PoolStats {
             resident_bytes: resident.bytes(),
             huge_bytes: chunks.huge_bytes(),
             metadata_bytes: chunks.metadata(),
-            fixed_bytes: ByteCount(account.fixed().0 + Group::FIXED.0),
+            fixed_bytes: ByteCount(account.fixed().0 + TableGroup::FIXED.0),
             evicted: resident.departed(),
             ..PoolStats::default()
         };
@@ -167,7 +167,7 @@ impl BufferPool {
     /// a moment, to evict it or to bring it in, counts as well.
     #[must_use]
     pub fn holders(&self) -> u64 {
-        Member::holders(self)
+        PoolTable::holders(self)
     }
 
     /// Evicts about `want` bytes of this table's clean pages now, whatever the limit; returns how many.
@@ -182,7 +182,7 @@ impl BufferPool {
     /// pages are evicted.
     pub fn evict_all(&self) -> Result<()> {
         let refusal = self.write_back.write_all(&self.frames)?;
-        let Frames { resident, table, .. } = &self.frames;
+        let PoolFrames { resident, table, .. } = &self.frames;
         let evict = || {
             let want = resident.bytes();
             self.evictor.evict(&self.frames, &self.write_back, want, Dirty::Write)
@@ -362,11 +362,11 @@ fn start(
     let page = PageShape::new(config.page, config.whole_pages);
     let has_checksums = config.has_checksums();
     let store = OnlyUser::of(store)?;
-    let group = config.beside.map_or_else(|| Group::new(manager), Ok)?;
+    let group = config.beside.map_or_else(|| TableGroup::new(manager), Ok)?;
     let account = PoolAccount::of(group.share(), &path);
     let waiting_max = if account.tables() == 1 { WAITING_MAX } else { WAITING_BESIDE_MAX };
     let (capacity, policy, is_reading) = (store.capacity(), config.replacement, config.read_only);
-    let frames = Frames::new(page, capacity, config.deadline, policy, is_reading, account, &path)?;
+    let frames = PoolFrames::new(page, capacity, config.deadline, policy, is_reading, account, &path)?;
     let file = Arc::new(TableFile::new(store, path, has_checksums));
     let chores = Chores {
         cleaner: (config.cleaner && !is_reading).then(Cleaner::new),
@@ -379,8 +379,8 @@ fn start(
         group,
         chores: Ranked::new(Rank::Leaf, chores),
         header: Header::new(Arc::clone(&file)),
-        write_back: WriteBack::new(Arc::clone(&file), config.before_write),
-        evictor: Evictor::new(config.batch),
+        write_back: PageWriter::new(Arc::clone(&file), config.before_write),
+        evictor: PoolEvictor::new(config.batch),
         file,
     });
     let frames = &pool.frames;
@@ -403,16 +403,16 @@ fn chore(place: &Ranked<Chores>, turn: impl FnOnce(&mut Chores) -> bool) -> bool
     is_done
 }
 
-impl Member for BufferPool {
-    fn frames(&self) -> &Frames {
+impl PoolTable for BufferPool {
+    fn frames(&self) -> &PoolFrames {
         &self.frames
     }
 
-    fn write_back(&self) -> &WriteBack {
+    fn write_back(&self) -> &PageWriter {
         &self.write_back
     }
 
-    fn evictor(&self) -> &Evictor {
+    fn evictor(&self) -> &PoolEvictor {
         &self.evictor
     }
 
@@ -446,7 +446,7 @@ impl Member for BufferPool {
     }
 
     fn holders(&self) -> u64 {
-        let Frames { table, resident, .. } = &self.frames;
+        let PoolFrames { table, resident, .. } = &self.frames;
         let pages = (0..table.steps()).flat_map(|step| resident.pages(step));
         let holders = pages.map(|page| {
             let word = table.word(page).load();
@@ -468,7 +468,7 @@ impl Drop for BufferPool {
             // A forked child does not have the memory.
             return;
         }
-        let Frames { chunks, resident, account, .. } = &self.frames;
+        let PoolFrames { chunks, resident, account, .. } = &self.frames;
         let bytes = resident.bytes().0 + chunks.metadata().0 + account.fixed().0;
         account.uncharge(ByteCount(bytes));
     }

@@ -9,7 +9,7 @@
 //! Where words come in huge pages, whose first touch costs 2 MiB of the limit, nothing of this comes
 //! back: there may not be many of them (`frames`). Nor do page tables where the kernel frees none.
 
-use super::chunk_note::{ChunkNote, Entered};
+use super::chunk_note::{ChunkNote, ChunkHold};
 use crate::base::error::Result;
 use crate::base::sync::{AtomicU64, Ordering, Rank, Ranked};
 use crate::base::units::{ByteCount, PageId};
@@ -31,7 +31,7 @@ const GROUP_CHUNKS: usize = KERNEL_PAGE * 8 / CHUNK_PAGES;
 const KEPT_OF_GROUP: usize = 1024;
 
 /// The chunks of a pool.
-pub(super) struct Chunks {
+pub(super) struct PoolChunks {
     notes: LazyArray<ChunkNote>,
     /// Bytes of page tables for each chunk: one table for each 2 MiB of pages.
     table_bytes: usize,
@@ -49,10 +49,10 @@ pub(super) struct Chunks {
     huge: AtomicU64,
 }
 
-impl Chunks {
+impl PoolChunks {
     /// The chunks of `pages` pages of `page_bytes`.
-    pub(super) fn new(pages: usize, page_bytes: usize, huge_words: bool) -> Result<Chunks> {
-        Ok(Chunks {
+    pub(super) fn new(pages: usize, page_bytes: usize, huge_words: bool) -> Result<PoolChunks> {
+        Ok(PoolChunks {
             notes: LazyArray::new(pages.div_ceil(CHUNK_PAGES))?,
             table_bytes: (CHUNK_PAGES * page_bytes).div_ceil(512 * KERNEL_PAGE) * KERNEL_PAGE,
             // A table of tables for each GiB of pages, which are 8 groups of pages of 4 KiB.
@@ -95,7 +95,7 @@ impl Chunks {
         charge: impl Fn(ByteCount) -> std::result::Result<(), E>,
         uncharge: impl Fn(ByteCount),
         begin: impl Fn(Range<usize>, u64),
-    ) -> std::result::Result<Entered<'_>, E> {
+    ) -> std::result::Result<ChunkHold<'_>, E> {
         let (chunk, note) = (page.as_usize() / CHUNK_PAGES, self.of(page));
         loop {
             if let Some(entered) = note.enter() {
@@ -235,12 +235,12 @@ mod tests {
 
     const PAGE: PageId = PageId(CHUNK_PAGES as u64 + 3);
 
-    fn chunks(huge_words: bool) -> Chunks {
-        Chunks::new(1000 * CHUNK_PAGES, KERNEL_PAGE, huge_words).expect("mapped")
+    fn chunks(huge_words: bool) -> PoolChunks {
+        PoolChunks::new(1000 * CHUNK_PAGES, KERNEL_PAGE, huge_words).expect("mapped")
     }
 
     /// Enters the chunk of a page and leaves it; returns the bytes that were charged.
-    fn charge(chunks: &Chunks, page: PageId) -> u64 {
+    fn charge(chunks: &PoolChunks, page: PageId) -> u64 {
         let charged = Cell::new(0);
         let take = |bytes: ByteCount| {
             charged.set(charged.get() + bytes.0);
@@ -251,7 +251,7 @@ mod tests {
         charged.get()
     }
 
-    fn freezable(chunks: &Chunks, chunk: usize) -> bool {
+    fn freezable(chunks: &PoolChunks, chunk: usize) -> bool {
         charge(chunks, PageId((chunk * CHUNK_PAGES) as u64));
         chunks.try_freeze(chunk)
     }

@@ -50,9 +50,9 @@ unsafe impl crate::meta::Zeroed for ChunkNote {}
 /// A charged chunk, whose words stay until this is dropped.
 #[derive(Debug)]
 #[must_use = "the chunk is left when this is dropped"]
-pub(crate) struct Entered<'a>(&'a ChunkNote);
+pub(crate) struct ChunkHold<'a>(&'a ChunkNote);
 
-impl Drop for Entered<'_> {
+impl Drop for ChunkHold<'_> {
     fn drop(&mut self) {
         // Release: the thread that gives the words back sees what was made of them.
         self.0.0.fetch_sub(ENTERED_ONCE, Ordering::Release);
@@ -79,13 +79,13 @@ impl ChunkNote {
     }
 
     /// Enters a charged chunk. `None` while it is not charged.
-    pub(crate) fn enter(&self) -> Option<Entered<'_>> {
+    pub(crate) fn enter(&self) -> Option<ChunkHold<'_>> {
         let mut now = self.0.load(Ordering::Relaxed);
         while now & CHARGED != 0 && now & ENTERED_MASK != ENTERED_MASK {
             // Acquire: words that were given back before are seen as they begin now.
             let entered = now + ENTERED_ONCE;
             match self.0.compare_exchange_weak(now, entered, Ordering::Acquire, Ordering::Relaxed) {
-                Ok(_) => return Some(Entered(self)),
+                Ok(_) => return Some(ChunkHold(self)),
                 Err(other) => now = other,
             }
         }
@@ -99,12 +99,12 @@ impl ChunkNote {
 
     /// The words are charged, and have their first version; the caller has entered. One thread at a
     /// time charges or gives back.
-    pub(crate) fn begin_use(&self) -> Entered<'_> {
+    pub(crate) fn begin_use(&self) -> ChunkHold<'_> {
         // Release: a thread that enters sees the words.
         let was = self.0.fetch_or(CHARGED | TABLES | KEPT, Ordering::Release);
         strict_assert!(was & (CHARGED | FROZEN) == 0, "begin of use at {was:#x}");
         self.0.fetch_add(ENTERED_ONCE, Ordering::Relaxed);
-        Entered(self)
+        ChunkHold(self)
     }
 
     /// Begins to give the words back, if nobody is within and nothing else is done to the chunk. Then
@@ -229,8 +229,8 @@ mod model {
         content: AtomicU32,
     }
 
-    /// As `Chunks::enter`.
-    fn enter(shared: &Shared) -> Entered<'_> {
+    /// As `PoolChunks::enter`.
+    fn enter(shared: &Shared) -> ChunkHold<'_> {
         let chunk = &shared.chunk;
         loop {
             if let Some(entered) = chunk.note.enter() {
@@ -248,7 +248,7 @@ mod model {
         }
     }
 
-    /// As `Frames::give_back`.
+    /// As `PoolFrames::give_back`.
     fn give_back(shared: &Shared, unused: bool) {
         let chunk = &shared.chunk;
         let _changing = chunk.changing.lock().expect("no panic");

@@ -11,9 +11,9 @@
 //! (`docs/measurements/cooperative.md`, victims). Pages that come count, because the hand moves in steps: between two
 //! of them TPC-C at 400 transactions a second looked like rest, and 3.3 times as many pages were written as without a cleaner.
 
-use super::frames::{BATCH_MAX, Frames};
+use super::frames::{BATCH_MAX, PoolFrames};
 use super::latch::LatchWord;
-use super::write_back::WriteBack;
+use super::write_back::PageWriter;
 use crate::base::units::{ByteCount, PageId};
 use arrayvec::ArrayVec;
 use std::time::{Duration, Instant};
@@ -64,8 +64,8 @@ impl Cleaner {
     /// hands of all tables of the pool `moved` so far; returns whether there was any.
     pub(super) fn turn(
         &mut self,
-        frames: &Frames,
-        write_back: &WriteBack,
+        frames: &PoolFrames,
+        write_back: &PageWriter,
         hand: u64,
         moved: u64,
     ) -> bool {
@@ -83,7 +83,7 @@ impl Cleaner {
     /// Marks pages for writing that leave soon.
     fn take_leaving(
         &mut self,
-        frames: &Frames,
+        frames: &PoolFrames,
         hand: u64,
         batch: &mut ArrayVec<PageId, BATCH_MAX>,
     ) {
@@ -115,7 +115,7 @@ impl Watch {
     }
 
     /// Marks watched pages for writing that rest; watches the next ones when there are none left.
-    fn take_resting(&mut self, frames: &Frames, batch: &mut ArrayVec<PageId, BATCH_MAX>) {
+    fn take_resting(&mut self, frames: &PoolFrames, batch: &mut ArrayVec<PageId, BATCH_MAX>) {
         if self.pages.is_empty() {
             self.begin(frames);
         } else if self.since.elapsed() >= RESTING {
@@ -128,7 +128,7 @@ impl Watch {
     }
 
     /// Watches the dirty pages from the next step on.
-    fn begin(&mut self, frames: &Frames) {
+    fn begin(&mut self, frames: &PoolFrames) {
         let steps = frames.table.steps();
         for _ in 0..steps.min(STEPS_MAX) {
             let pages = frames.resident.pages(self.next % steps);
@@ -146,7 +146,7 @@ impl Watch {
 
 /// Marks a page for writing that is dirty and, by its word, `due`.
 fn begin_write_if(
-    frames: &Frames,
+    frames: &PoolFrames,
     page: PageId,
     due: impl Fn(LatchWord) -> bool,
     batch: &mut ArrayVec<PageId, BATCH_MAX>,

@@ -10,7 +10,7 @@
 //!    chunk is frozen.
 
 use super::chunk::CHUNK_PAGES;
-use super::frames::{BATCH_MAX, Frames};
+use super::frames::{BATCH_MAX, PoolFrames};
 use super::latch::Latch;
 use arrayvec::ArrayVec;
 
@@ -22,15 +22,15 @@ const CHUNKS_MAX: usize = 64;
 
 /// The locked gaps of a batch.
 #[derive(Default)]
-pub(super) struct Gaps {
+pub(super) struct LockedGaps {
     gaps: ArrayVec<(usize, usize), BATCH_MAX>,
     /// The chunks of the gaps, frozen.
     chunks: ArrayVec<usize, CHUNKS_MAX>,
 }
 
-impl Gaps {
+impl LockedGaps {
     /// Locks the pages from `from` up to `to`, if there are few and all are absent.
-    pub(super) fn lock(&mut self, frames: &Frames, from: usize, to: usize) -> bool {
+    pub(super) fn lock(&mut self, frames: &PoolFrames, from: usize, to: usize) -> bool {
         let chunk = from / CHUNK_PAGES;
         let is_short = from < to && to - from <= GAP_MAX && to / CHUNK_PAGES == chunk;
         if !is_short || self.gaps.is_full() || !self.freeze(frames, chunk) {
@@ -47,7 +47,7 @@ impl Gaps {
         true
     }
 
-    fn freeze(&mut self, frames: &Frames, chunk: usize) -> bool {
+    fn freeze(&mut self, frames: &PoolFrames, chunk: usize) -> bool {
         // Victims come in the order of their addresses.
         if self.chunks.last() == Some(&chunk) {
             return true;
@@ -60,7 +60,7 @@ impl Gaps {
     }
 
     /// Unlocks all of them.
-    pub(super) fn unlock(self, frames: &Frames) {
+    pub(super) fn unlock(self, frames: &PoolFrames) {
         for (from, to) in &*self.gaps {
             frames.table.words(*from..*to).iter().for_each(Latch::abort_load);
         }

@@ -1,7 +1,7 @@
 //! How a pool is set up.
 
 use super::frames::BATCH_MAX;
-use super::group::Group;
+use super::group::TableGroup;
 use super::replacement::{Proven, Replacement};
 use super::write_back::BeforeWrite;
 use crate::base::error::{Error, Result};
@@ -45,7 +45,7 @@ pub struct PoolConfig {
     pub(super) batch: usize,
     pub(super) overwrite: bool,
     pub(super) read_only: bool,
-    pub(super) beside: Option<Arc<Group>>,
+    pub(super) beside: Option<Arc<TableGroup>>,
 }
 
 impl Default for PoolConfig {
@@ -172,7 +172,7 @@ impl PoolConfig {
     /// [`Error::Config`] for a bad page size, for checksums of whole pages, for a new table that is only read,
     /// and for a pool of another manager.
     pub(super) fn check(&self, is_new: bool, manager: &Arc<MemoryManager>) -> Result<()> {
-        let is_other = |group: &Arc<Group>| !Arc::ptr_eq(group.share().manager(), manager);
+        let is_other = |group: &Arc<TableGroup>| !Arc::ptr_eq(group.share().manager(), manager);
         if self.beside.as_ref().is_some_and(is_other) {
             return Err(Error::config("beside", "the other table is under another memory manager"));
         }

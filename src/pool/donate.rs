@@ -12,7 +12,7 @@
 #![expect(unsafe_code, reason = "moves the memory of locked pages")]
 
 use super::chunk::CHUNK_PAGES;
-use super::frames::Frames;
+use super::frames::PoolFrames;
 use super::stats::PoolStats;
 use crate::base::counter::Counter;
 use crate::base::sync::{AtomicU64, Ordering};
@@ -32,7 +32,7 @@ const ODD_PAGES: usize = 8;
 const KEPT_MAX: usize = 64;
 
 /// Runs next to each other whose pages are all locked.
-struct Group {
+struct LockedRuns {
     start: usize,
     end: usize,
     /// How many pages leave; the others are absent or copied back.
@@ -57,7 +57,7 @@ impl Donor {
     }
 
     /// Fills `room` with runs: first of those from which nothing has to be copied back.
-    pub(super) fn donate_runs(&self, frames: &Frames, room: &mut Donation<'_>) {
+    pub(super) fn donate_runs(&self, frames: &PoolFrames, room: &mut Donation<'_>) {
         let per_run = run_pages(frames);
         let used = (frames.table.end() as usize).div_ceil(per_run);
         let runs = used.min(frames.table.capacity() / per_run);
@@ -81,15 +81,15 @@ impl Donor {
     }
 }
 
-fn run_pages(frames: &Frames) -> usize {
+fn run_pages(frames: &PoolFrames) -> usize {
     HUGE_PAGE / frames.table.page_bytes()
 }
 
 /// Locks up to `most` runs from `run` on, as far as they qualify.
-fn lock_group(frames: &Frames, run: usize, most: usize, kept_max: usize) -> Option<Group> {
+fn lock_group(frames: &PoolFrames, run: usize, most: usize, kept_max: usize) -> Option<LockedRuns> {
     let per_run = run_pages(frames);
     let first = run * per_run;
-    let mut group = Group { start: first, end: first, leaving: 0 };
+    let mut group = LockedRuns { start: first, end: first, leaving: 0 };
     while group.end < first + most * per_run && qualifies(frames, group.end, kept_max) {
         let (start, chunk) = (group.end, group.end / CHUNK_PAGES);
         let is_frozen = start > first && !start.is_multiple_of(CHUNK_PAGES);
@@ -109,7 +109,7 @@ fn lock_group(frames: &Frames, run: usize, most: usize, kept_max: usize) -> Opti
 }
 
 /// True if a run is worth it: a look without locks.
-fn qualifies(frames: &Frames, start: usize, kept_max: usize) -> bool {
+fn qualifies(frames: &PoolFrames, start: usize, kept_max: usize) -> bool {
     let per_run = run_pages(frames);
     let (mut absent, mut kept) = (0, 0);
     for latch in frames.table.words(start..start + per_run) {
@@ -129,7 +129,7 @@ fn qualifies(frames: &Frames, start: usize, kept_max: usize) -> bool {
 }
 
 /// Locks all pages of a run; returns how many of them leave.
-fn lock_run(frames: &Frames, start: usize) -> Option<usize> {
+fn lock_run(frames: &PoolFrames, start: usize) -> Option<usize> {
     let end = start + run_pages(frames);
     let is_huge = frames.chunks.is_huge(PageId(start as u64));
     let mut leaving = 0;
@@ -152,7 +152,7 @@ fn lock_run(frames: &Frames, start: usize) -> Option<usize> {
 
 /// Lets go of locked pages whose memory is where it was; `was_away`: it may have been moved and
 /// moved back.
-fn unlock_unmoved(frames: &Frames, start: usize, end: usize, was_away: bool) {
+fn unlock_unmoved(frames: &PoolFrames, start: usize, end: usize, was_away: bool) {
     for index in start..end {
         let latch = frames.table.word(PageId(index as u64));
         match frames.resident.contains(index) {
@@ -165,7 +165,7 @@ fn unlock_unmoved(frames: &Frames, start: usize, end: usize, was_away: bool) {
 
 /// Moves a group's memory into `room` and unlocks its pages. Returns how many left; `None` when there
 /// is no use in trying again.
-fn donate_group(frames: &Frames, room: &mut Donation<'_>, group: &Group) -> Option<usize> {
+fn donate_group(frames: &PoolFrames, room: &mut Donation<'_>, group: &LockedRuns) -> Option<usize> {
     let (start, end) = (group.start, group.end);
     let page_bytes = frames.table.page_bytes();
     let bytes = ByteCount((group.leaving * page_bytes) as u64);
@@ -201,7 +201,7 @@ fn donate_group(frames: &Frames, room: &mut Donation<'_>, group: &Group) -> Opti
 
 /// Unlocks pages whose memory is at `place` now: copies back what stays and drops its other
 /// copy; the others have left.
-fn unlock_moved(frames: &Frames, group: &Group, place: *mut u8) {
+fn unlock_moved(frames: &PoolFrames, group: &LockedRuns, place: *mut u8) {
     let page_bytes = frames.table.page_bytes();
     let (start, end) = (group.start, group.end);
     let stamp = frames.stamp();
@@ -236,7 +236,7 @@ fn unlock_moved(frames: &Frames, group: &Group, place: *mut u8) {
 }
 
 /// Drops the other copies of pages that were copied back: their memory is not charged.
-fn drop_copied(frames: &Frames, copied: &mut ArrayVec<Piece, KEPT_MAX>) {
+fn drop_copied(frames: &PoolFrames, copied: &mut ArrayVec<Piece, KEPT_MAX>) {
     if !copied.is_empty() {
         // SAFETY: the pieces were copied from, and nobody uses the taker's room yet.
         unsafe { frames.table.discard_all(copied) };

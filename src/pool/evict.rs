@@ -6,9 +6,9 @@
 #![expect(unsafe_code, reason = "drops the memory of victims")]
 
 use super::chunk::CHUNK_PAGES;
-use super::coalescing::Gaps;
-use super::frames::{BATCH_MAX, Frames};
-use super::write_back::WriteBack;
+use super::coalescing::LockedGaps;
+use super::frames::{BATCH_MAX, PoolFrames};
+use super::write_back::PageWriter;
 use crate::base::sync::{AtomicU64, Ordering};
 use crate::base::units::{ByteCount, PageId};
 use crate::sys::vm::Piece;
@@ -52,7 +52,7 @@ impl Batch {
 }
 
 /// Work left to a call that makes room.
-pub(super) struct Demand {
+pub(super) struct RoomRequest {
     want: u64,
     freed: u64,
     dirty: Dirty,
@@ -62,16 +62,16 @@ pub(super) struct Demand {
     deferred_left: u64,
 }
 
-impl Demand {
+impl RoomRequest {
     /// For `want` bytes of tables that have `steps` together.
-    pub(super) fn new(want: ByteCount, dirty: Dirty, steps: u64) -> Demand {
+    pub(super) fn new(want: ByteCount, dirty: Dirty, steps: u64) -> RoomRequest {
         // Without writing, what a few laps do not find is dirty or hot: writing comes next.
         let laps = if dirty == Dirty::Write { LAPS_MAX } else { LAPS_MAX / 2 };
         let deferred_left = match dirty {
             Dirty::Defer => want.0.saturating_mul(DEFERRED_MAX),
             Dirty::Skip | Dirty::Write => u64::MAX,
         };
-        Demand { want: want.0, freed: 0, dirty, steps_left: steps * laps, deferred_left }
+        RoomRequest { want: want.0, freed: 0, dirty, steps_left: steps * laps, deferred_left }
     }
 
     /// True if more has to leave, and may be looked for.
@@ -85,16 +85,16 @@ impl Demand {
 }
 
 /// Evicts pages of one table.
-pub(super) struct Evictor {
+pub(super) struct PoolEvictor {
     /// The step that the hand passes next, modulo the steps of the table.
     hand: CachePadded<AtomicU64>,
     /// Maximum number of pages evicted at a time.
     batch: usize,
 }
 
-impl Evictor {
-    pub(super) fn new(batch: usize) -> Evictor {
-        Evictor { hand: CachePadded::default(), batch }
+impl PoolEvictor {
+    pub(super) fn new(batch: usize) -> PoolEvictor {
+        PoolEvictor { hand: CachePadded::default(), batch }
     }
 
     /// True if pages may leave together.
@@ -110,12 +110,12 @@ impl Evictor {
     /// Evicts about `want` bytes of the pages of a table, whatever the limit; returns how many.
     pub(super) fn evict(
         &self,
-        frames: &Frames,
-        write_back: &WriteBack,
+        frames: &PoolFrames,
+        write_back: &PageWriter,
         want: ByteCount,
         dirty: Dirty,
     ) -> ByteCount {
-        let mut demand = Demand::new(want, dirty, frames.table.steps() as u64);
+        let mut demand = RoomRequest::new(want, dirty, frames.table.steps() as u64);
         while demand.is_open() {
             self.sweep(frames, write_back, &mut demand);
         }
@@ -126,9 +126,9 @@ impl Evictor {
     /// is over: it is the next table's turn.
     pub(super) fn sweep(
         &self,
-        frames: &Frames,
-        write_back: &WriteBack,
-        demand: &mut Demand,
+        frames: &PoolFrames,
+        write_back: &PageWriter,
+        demand: &mut RoomRequest,
     ) -> bool {
         let (steps, page_bytes) = (frames.table.steps() as u64, frames.table.page_size().0);
         let pages = (demand.want - demand.freed).div_ceil(page_bytes);
@@ -155,7 +155,7 @@ impl Evictor {
     }
 
     /// Writes the dirty victims and drops what is clean then.
-    fn finish(&self, frames: &Frames, write_back: &WriteBack, batch: &mut Batch) -> u64 {
+    fn finish(&self, frames: &PoolFrames, write_back: &PageWriter, batch: &mut Batch) -> u64 {
         // The clean ones go first: a thread that waits for one of them need not wait for the device.
         let freed = self.drop_locked(frames, &batch.clean);
         if batch.dirty.is_empty() {
@@ -175,13 +175,13 @@ impl Evictor {
     }
 
     /// Drops pages that this thread locked; returns their bytes.
-    fn drop_locked(&self, frames: &Frames, pages: &[PageId]) -> u64 {
+    fn drop_locked(&self, frames: &PoolFrames, pages: &[PageId]) -> u64 {
         if pages.is_empty() {
             return 0;
         }
         let mut pieces: ArrayVec<Piece, BATCH_MAX> = ArrayVec::new();
         let len = frames.table.page_bytes();
-        let mut gaps = Gaps::default();
+        let mut gaps = LockedGaps::default();
         // One past the page before.
         let mut after = usize::MAX;
         for page in pages {
@@ -213,14 +213,14 @@ impl Evictor {
 
 /// Gives back what the chunks of pages that were dropped cost, if they were the last in them. Victims
 /// come in the order of their addresses, or nearly: looking at a chunk twice costs little.
-fn give_back_around(frames: &Frames, pages: &[PageId]) -> u64 {
+fn give_back_around(frames: &PoolFrames, pages: &[PageId]) -> u64 {
     let chunk = |page: &PageId| page.as_usize() / CHUNK_PAGES;
     let runs = pages.chunk_by(|a, b| chunk(a) == chunk(b));
     runs.map(|run| frames.give_back_around(run[0])).sum()
 }
 
 /// The hand passes one page. A lost race leaves it for the next lap.
-fn sweep_page(frames: &Frames, page: PageId, dirty: Dirty, batch: &mut Batch) {
+fn sweep_page(frames: &PoolFrames, page: PageId, dirty: Dirty, batch: &mut Batch) {
     let latch = frames.table.word(page);
     let seen = latch.load();
     if !seen.is_readable() {

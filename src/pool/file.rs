@@ -4,7 +4,7 @@
 use super::account::PoolAccount;
 use super::checksum;
 use super::frames::BATCH_MAX;
-use super::page_table::PageTable;
+use super::page_table::TablePages;
 use crate::base::error::{Error, Result};
 use crate::base::local::keep_local;
 use crate::base::sync::{AtomicBool, AtomicU64, Ordering, Rank, Ranked};
@@ -101,7 +101,7 @@ impl TableFile {
     ///
     /// # Safety
     /// The pages are free, and locked by the caller; no header that counts says otherwise.
-    pub(super) unsafe fn give_back(&self, table: &PageTable, first: PageId, pages: u64) {
+    pub(super) unsafe fn give_back(&self, table: &TablePages, first: PageId, pages: u64) {
         let (offset, len) = (table.offset(first), pages * table.page_size().0);
         // SAFETY: nobody needs the content of these pages: the caller's promise.
         let _ = survived(|| unsafe { self.store.discard(offset, len) });
@@ -238,7 +238,7 @@ impl TableFile {
     ///
     /// # Errors
     /// [`Error::Io`], also when the store panics; [`Error::CorruptPage`].
-    pub(super) fn read_now(&self, table: &PageTable, page: PageId) -> Result<()> {
+    pub(super) fn read_now(&self, table: &TablePages, page: PageId) -> Result<()> {
         let (ptr, len, offset) = (table.ptr(page), table.page_bytes(), table.offset(page));
         // SAFETY: the caller holds the page locked, so the memory is its own, and nobody writes
         // the page's place in the file.
@@ -252,7 +252,7 @@ impl TableFile {
     ///
     /// # Errors
     /// [`Error::CorruptPage`].
-    pub(super) fn check(&self, table: &PageTable, page: PageId) -> Result<()> {
+    pub(super) fn check(&self, table: &TablePages, page: PageId) -> Result<()> {
         let is_whole = !self.checksum || checksum::matches(table, page, self.identity());
         if is_whole {
             Ok(())
@@ -262,7 +262,7 @@ impl TableFile {
     }
 
     /// Sets the checksum of a page that the caller is about to write, if pages have one.
-    pub(super) fn seal(&self, table: &PageTable, page: PageId) {
+    pub(super) fn seal(&self, table: &TablePages, page: PageId) {
         if self.checksum {
             checksum::set(table, page, self.identity());
         }

@@ -5,7 +5,7 @@ use super::backoff::Backoff;
 use super::buffer_pool::BufferPool;
 use super::guard::{ExclusiveGuard, Held, OptimisticGuard, PageVersion, SharedGuard};
 use super::latch::{HeldWord, Latch, LatchWord};
-use super::page_table::PageTable;
+use super::page_table::TablePages;
 #[cfg(doc)]
 use crate::base::error::Error;
 use crate::base::error::Result;
@@ -18,7 +18,7 @@ const OPTIMISTIC_MAX: u32 = 8;
 /// A way to hold a page.
 pub(super) trait Hold {
     /// The word of a page that may be held so.
-    fn get(table: &PageTable, page: PageId) -> Option<&Latch>;
+    fn get(table: &TablePages, page: PageId) -> Option<&Latch>;
 
     /// Takes a page that is resident; fails when another holder is in the way.
     fn take(latch: &Latch, seen: LatchWord) -> bool;
@@ -42,7 +42,7 @@ pub(super) struct Shared;
 
 impl Hold for Shared {
     #[inline]
-    fn get(table: &PageTable, page: PageId) -> Option<&Latch> {
+    fn get(table: &TablePages, page: PageId) -> Option<&Latch> {
         table.get(page)
     }
 
@@ -74,7 +74,7 @@ pub(super) struct Exclusive;
 
 impl Hold for Exclusive {
     #[inline]
-    fn get(table: &PageTable, page: PageId) -> Option<&Latch> {
+    fn get(table: &TablePages, page: PageId) -> Option<&Latch> {
         table.get_to_change(page)
     }
 

@@ -17,11 +17,11 @@
 
 use super::account::PoolAccount;
 use super::backoff::Backoff;
-use super::chunk::{CHUNK_PAGES, Chunks};
-use super::chunk_note::Entered;
+use super::chunk::{CHUNK_PAGES, PoolChunks};
+use super::chunk_note::ChunkHold;
 use super::free_list::FreeList;
 use super::latch::{Latch, LatchWord};
-use super::page_table::{PageShape, PageTable};
+use super::page_table::{PageShape, TablePages};
 use super::replacement::Replacement;
 use super::resident::ResidentSet;
 use crate::base::error::Result;
@@ -47,9 +47,9 @@ const HUGE_WORDS_PART: u64 = 16;
 const SPLIT_YIELDS_MAX: u32 = 10_000;
 
 /// Parts that all work on pages needs.
-pub(super) struct Frames {
-    pub(super) table: PageTable,
-    pub(super) chunks: Chunks,
+pub(super) struct PoolFrames {
+    pub(super) table: TablePages,
+    pub(super) chunks: PoolChunks,
     pub(super) resident: ResidentSet,
     pub(super) account: PoolAccount,
     pub(super) free: Ranked<FreeList>,
@@ -62,7 +62,7 @@ pub(super) struct Frames {
 /// of half the limit and came back, it took 1.4 to 1.8 times as long.
 const KEPT_SHARE: u64 = 64;
 
-impl Frames {
+impl PoolFrames {
     /// Frames for pages of this shape on a store of `capacity`.
     ///
     /// # Errors
@@ -75,17 +75,17 @@ impl Frames {
         read_only: bool,
         account: PoolAccount,
         path: &Path,
-    ) -> Result<Frames> {
+    ) -> Result<PoolFrames> {
         let words = capacity.0 / page.bytes().0 * size_of::<Latch>() as u64;
         let (limit, tables) = (account.manager().limit(), account.tables());
         let few_words = words <= limit.0 / HUGE_WORDS_PART / tables;
         // The first word of a small table would cost 2 MiB, of each of many.
         let fills_huge = tables == 1 || words >= HUGE_PAGE as u64;
         let huge_words = limit >= HUGE_WORDS_LIMIT && few_words && fills_huge;
-        let table = PageTable::new(page, capacity, huge_words, read_only, path)?;
+        let table = TablePages::new(page, capacity, huge_words, read_only, path)?;
         let pages = table.capacity();
-        Ok(Frames {
-            chunks: Chunks::new(pages, table.page_bytes(), huge_words)?,
+        Ok(PoolFrames {
+            chunks: PoolChunks::new(pages, table.page_bytes(), huge_words)?,
             resident: ResidentSet::new(pages, policy, account.clock())?,
             account,
             free: Ranked::new(Rank::Space, FreeList::default()),
@@ -124,7 +124,7 @@ impl Frames {
         &self,
         page: PageId,
         charge: impl Fn(ByteCount) -> std::result::Result<(), E>,
-    ) -> std::result::Result<Entered<'_>, E> {
+    ) -> std::result::Result<ChunkHold<'_>, E> {
         let uncharge = |bytes| self.account.uncharge(bytes);
         self.chunks.enter(page, charge, uncharge, |pages, version| {
             self.table.words(pages).iter().for_each(|latch| latch.begin_at(version));
@@ -140,7 +140,7 @@ impl Frames {
         &self,
         page: PageId,
         charge: impl Fn(ByteCount) -> std::result::Result<(), E>,
-    ) -> std::result::Result<Entered<'_>, E> {
+    ) -> std::result::Result<ChunkHold<'_>, E> {
         charge(self.table.page_size())?;
         self.enter(page, &charge).inspect_err(|_| {
             self.uncharge();
@@ -285,7 +285,7 @@ mod tests {
 
     /// Bytes of page words in RAM, by the kernel's page map: by `smaps`, words that lie beside another
     /// mapping may be counted with it.
-    fn resident_words(table: &PageTable) -> u64 {
+    fn resident_words(table: &TablePages) -> u64 {
         let words = table.words(0..table.capacity());
         let mut there = vec![false; size_of_val(words) / KERNEL_PAGE];
         let pagemap = Pagemap::open().expect("a descriptor").expect("/proc");
@@ -301,7 +301,7 @@ mod tests {
     }
 
     /// Reads a page of each chunk, in a table of zeros.
-    fn scan(frames: &Frames, pool: &crate::pool::BufferPool) {
+    fn scan(frames: &PoolFrames, pool: &crate::pool::BufferPool) {
         for chunk in 1..frames.table.capacity() / CHUNK_PAGES {
             let page = chunk * CHUNK_PAGES + chunk * 7919 % CHUNK_PAGES;
             let guard = pool.fix_shared(PageId(page as u64)).expect("page");

@@ -12,7 +12,7 @@
 #![expect(unsafe_code, reason = "reads and writes pages of the list")]
 
 use super::file::TableFile;
-use super::frames::Frames;
+use super::frames::PoolFrames;
 use crate::base::error::Result;
 use crate::base::units::PageId;
 use crate::store::{Op, Segment};
@@ -28,17 +28,17 @@ const TRIES_MAX: usize = 64;
 /// the table rests until this one counts. Returns these pages.
 pub(super) fn write(
     file: &TableFile,
-    frames: &Frames,
+    frames: &PoolFrames,
     head: &mut PageBuffer,
     at: usize,
     free: &[u64],
     last: &[PageId],
 ) -> Result<Vec<PageId>> {
-    let mut part = Part::fill(frames, head, at, free, last, 0);
+    let mut part = ChainPart::fill(frames, head, at, free, last, 0);
     let mut chain = Vec::new();
     while let Some(page) = part.next {
         let mut buffer = PageBuffer::new(frames.table.page_bytes())?;
-        let next = Part::fill(frames, &mut buffer, 0, part.rest, last, part.sum);
+        let next = ChainPart::fill(frames, &mut buffer, 0, part.rest, last, part.sum);
         let written = transfer(file, frames, Op::Write, page, &mut buffer);
         frames.table.word(page).abort_load();
         if written.is_err() {
@@ -52,23 +52,23 @@ pub(super) fn write(
 }
 
 /// Successor of a page of the chain.
-struct Part<'f> {
+struct ChainPart<'f> {
     /// The next page, locked.
     next: Option<PageId>,
     rest: &'f [u64],
     sum: u64,
 }
 
-impl<'f> Part<'f> {
+impl<'f> ChainPart<'f> {
     /// Fills the words of a page of the chain from `at` on.
     fn fill(
-        frames: &Frames,
+        frames: &PoolFrames,
         buffer: &mut PageBuffer,
         at: usize,
         free: &'f [u64],
         last: &[PageId],
         before: u64,
-    ) -> Part<'f> {
+    ) -> ChainPart<'f> {
         let words = buffer.words_mut();
         let room = words.len() - at - HEAD_WORDS;
         let (here, rest) = free.split_at(room.min(free.len()));
@@ -78,7 +78,7 @@ impl<'f> Part<'f> {
         words[at + HEAD_WORDS..][..here.len()].copy_from_slice(here);
         let sum = sum(words, at, before);
         words[at + 2] = sum;
-        Part { next, rest, sum }
+        ChainPart { next, rest, sum }
     }
 }
 
@@ -94,7 +94,7 @@ pub(super) fn is_whole(head: &PageBuffer, at: usize) -> bool {
 /// When the list contradicts itself or the table.
 pub(super) fn read(
     file: &TableFile,
-    frames: &Frames,
+    frames: &PoolFrames,
     head: PageBuffer,
     at: usize,
 ) -> Result<Vec<PageId>> {
@@ -134,7 +134,7 @@ pub(super) fn read(
 /// Reads or writes a page that is no page of a user: the header, or a locked one of the chain.
 pub(super) fn transfer(
     file: &TableFile,
-    frames: &Frames,
+    frames: &PoolFrames,
     op: Op,
     page: PageId,
     buffer: &mut PageBuffer,
@@ -150,7 +150,7 @@ pub(super) fn transfer(
 
 /// A free page to hold the rest of the chain, locked: a thread that allocates it waits until it is
 /// written, so that the chain never lies over a page's own content.
-fn lock_page(frames: &Frames, here: &[u64], last: &[PageId]) -> Option<PageId> {
+fn lock_page(frames: &PoolFrames, here: &[u64], last: &[PageId]) -> Option<PageId> {
     let is_locked = |page: &PageId| {
         let latch = frames.table.word(*page);
         let seen = latch.load();

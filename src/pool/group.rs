@@ -9,10 +9,10 @@
 //! 1. Nobody waits for a table's pages, or for its device, under the lock of the list.
 
 use super::account::PoolShare;
-use super::evict::{Demand, Dirty, Evictor};
-use super::frames::Frames;
+use super::evict::{RoomRequest, Dirty, PoolEvictor};
+use super::frames::PoolFrames;
 use super::worker::Worker;
-use super::write_back::WriteBack;
+use super::write_back::PageWriter;
 use crate::base::error::Result;
 use crate::base::local::keep_local;
 use crate::base::sync::{AtomicU64, Ordering, Rank, Ranked};
@@ -39,12 +39,12 @@ const TIDY_EVERY: Duration = Duration::from_secs(1);
 const NAMED_MAX: usize = 4;
 
 /// A table of a pool.
-pub(super) trait Member: Send + Sync {
-    fn frames(&self) -> &Frames;
+pub(super) trait PoolTable: Send + Sync {
+    fn frames(&self) -> &PoolFrames;
 
-    fn write_back(&self) -> &WriteBack;
+    fn write_back(&self) -> &PageWriter;
 
-    fn evictor(&self) -> &Evictor;
+    fn evictor(&self) -> &PoolEvictor;
 
     /// Reads what was asked to be read ahead; returns whether there was any.
     fn read_ahead(&self) -> bool;
@@ -66,10 +66,10 @@ pub(super) trait Member: Send + Sync {
     fn holders(&self) -> u64;
 }
 
-type Members = Arc<[Weak<dyn Member>]>;
+type Members = Arc<[Weak<dyn PoolTable>]>;
 
 /// The tables of a pool.
-pub(super) struct Group {
+pub(super) struct TableGroup {
     share: Arc<PoolShare>,
     /// Taken out as a whole, so that a reclaim needs no memory.
     members: Ranked<Members>,
@@ -83,7 +83,7 @@ pub(super) struct Group {
     born: Born,
 }
 
-impl Group {
+impl TableGroup {
     /// Bytes that a pool keeps for itself whatever its tables are: the stack of its thread and of the
     /// manager's, page tables, and what no part knows of. Measured: `docs/design/memory.md`.
     pub(super) const FIXED: ByteCount = ByteCount((2 * THREAD_BYTES + (288 << 10)) as u64);
@@ -92,11 +92,11 @@ impl Group {
     ///
     /// # Errors
     /// As for [`MemoryManager::join`] and [`MemoryManager::charge`].
-    pub(super) fn new(manager: &Arc<MemoryManager>) -> Result<Arc<Group>> {
+    pub(super) fn new(manager: &Arc<MemoryManager>) -> Result<Arc<TableGroup>> {
         let none: Members = Arc::new([]);
         let share = PoolShare::open(manager)?;
-        manager.charge(share.account(), Group::FIXED)?;
-        let group = Arc::new(Group {
+        manager.charge(share.account(), TableGroup::FIXED)?;
+        let group = Arc::new(TableGroup {
             share,
             members: Ranked::new(Rank::Leaf, none),
             turn: AtomicU64::new(0),
@@ -118,9 +118,9 @@ impl Group {
     ///
     /// # Errors
     /// As for [`Worker::start`].
-    pub(super) fn join(self: &Arc<Self>, member: Weak<dyn Member>) -> Result<()> {
+    pub(super) fn join(self: &Arc<Self>, member: Weak<dyn PoolTable>) -> Result<()> {
         self.change(Some(member));
-        self.worker.start(Arc::downgrade(self), Group::work)
+        self.worker.start(Arc::downgrade(self), TableGroup::work)
     }
 
     /// A table is gone.
@@ -132,7 +132,7 @@ impl Group {
     }
 
     /// Forgets tables that are gone; adds one.
-    fn change(&self, added: Option<Weak<dyn Member>>) {
+    fn change(&self, added: Option<Weak<dyn PoolTable>>) {
         let _ours = keep_local();
         let mut members = self.members.lock();
         let here = members.iter().filter(|member| member.strong_count() > 0).cloned();
@@ -184,9 +184,9 @@ impl Group {
     /// Evicts about `want` bytes of all tables.
     fn evict(&self, want: ByteCount, dirty: Dirty) -> ByteCount {
         let members = self.members();
-        let steps = |member: Arc<dyn Member>| member.frames().table.steps() as u64;
+        let steps = |member: Arc<dyn PoolTable>| member.frames().table.steps() as u64;
         let steps = members.iter().filter_map(Weak::upgrade).map(steps).sum();
-        let mut demand = Demand::new(want, dirty, steps);
+        let mut demand = RoomRequest::new(want, dirty, steps);
         let mut gone = 0;
         while demand.is_open() && gone < members.len() {
             let turn = self.turn.load(Ordering::Relaxed);
@@ -204,12 +204,12 @@ impl Group {
         demand.freed()
     }
 
-    fn sum(&self, of: impl Fn(&dyn Member) -> u64) -> u64 {
+    fn sum(&self, of: impl Fn(&dyn PoolTable) -> u64) -> u64 {
         self.members().iter().filter_map(Weak::upgrade).map(|member| of(&*member)).sum()
     }
 }
 
-impl Reclaim for Group {
+impl Reclaim for TableGroup {
     fn reclaim(&self, want: ByteCount, cost: ReclaimCost) -> ByteCount {
         match cost {
             ReclaimCost::Free => ByteCount::ZERO,
@@ -263,12 +263,12 @@ impl Reclaim for Group {
     }
 }
 
-impl Drop for Group {
+impl Drop for TableGroup {
     fn drop(&mut self) {
         // A forked child does not have the thread.
         if self.born.is_here() {
             self.worker.stop();
-            self.share.account().uncharge(Group::FIXED);
+            self.share.account().uncharge(TableGroup::FIXED);
         } else {
             self.worker.forget();
         }

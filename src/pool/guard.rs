@@ -5,7 +5,7 @@
 #![expect(unsafe_code, reason = "lends the memory of fixed pages")]
 
 use super::allocate;
-use super::frames::Frames;
+use super::frames::PoolFrames;
 use super::latch::{HeldWord, Holder, Latch, LatchWord};
 use super::page_table::TRAILER;
 use crate::base::error::Result;
@@ -21,14 +21,14 @@ struct Unaligned<T: Copy>(T);
 /// A page that is looked at: what all guards have in common. Its number is where its latch is.
 #[derive(Clone, Copy)]
 pub(super) struct Held<'p> {
-    pub(super) frames: &'p Frames,
+    pub(super) frames: &'p PoolFrames,
     latch: &'p Latch,
     word: HeldWord,
 }
 
 impl<'p> Held<'p> {
     #[inline]
-    pub(super) fn new(frames: &'p Frames, latch: &'p Latch, word: HeldWord) -> Held<'p> {
+    pub(super) fn new(frames: &'p PoolFrames, latch: &'p Latch, word: HeldWord) -> Held<'p> {
         Held { frames, latch, word }
     }
 
@@ -230,7 +230,7 @@ impl Drop for ExclusiveGuard<'_> {
 /// other.
 #[derive(Clone, Copy)]
 pub struct OptimisticGuard<'p> {
-    pub(super) frames: &'p Frames,
+    pub(super) frames: &'p PoolFrames,
     pub(super) latch: &'p Latch,
     pub(super) seen: LatchWord,
 }

@@ -16,7 +16,7 @@
 
 use super::allocate;
 use super::file::TableFile;
-use super::frames::Frames;
+use super::frames::PoolFrames;
 use super::free_chain::{self, PageBuffer, transfer};
 use super::page_table::FIRST;
 use crate::base::error::Result;
@@ -55,13 +55,13 @@ pub(super) struct Header {
     /// Whose turn it is to write the header.
     turn: Turn,
     /// Changed by the thread whose turn it is.
-    written: Ranked<Written>,
+    written: Ranked<DeviceHeader>,
     snapshots: AtomicU64,
 }
 
 /// Header on the device.
 #[derive(Clone, Debug, Default)]
-struct Written {
+struct DeviceHeader {
     generation: u64,
     /// The number of the snapshot that it is of.
     snapshot: u64,
@@ -71,7 +71,7 @@ struct Written {
     chain: Vec<PageId>,
 }
 
-impl Written {
+impl DeviceHeader {
     /// The copy that can be overwritten: invariant 1.
     fn first(&self) -> usize {
         usize::from(self.is_good[0] && !self.is_good[1])
@@ -88,13 +88,13 @@ pub(super) struct Snapshot {
 
 impl Header {
     pub(super) fn new(file: Arc<TableFile>) -> Header {
-        let written = Ranked::new(Rank::Leaf, Written::default());
+        let written = Ranked::new(Rank::Leaf, DeviceHeader::default());
         Header { file, turn: Turn::new(), written, snapshots: AtomicU64::new(0) }
     }
 
     /// The header of a new table; both copies are durable then, or a header of an older table in
     /// their place might count after a power cut.
-    pub(super) fn create(&self, frames: &Frames) -> Result<()> {
+    pub(super) fn create(&self, frames: &PoolFrames) -> Result<()> {
         if frames.table.capacity() <= FIRST.as_usize() {
             return Err(self.file.refused(format!("has no room for a table of {FIRST}")));
         }
@@ -104,7 +104,7 @@ impl Header {
     }
 
     /// Content for the header at this moment.
-    pub(super) fn snapshot(&self, frames: &Frames) -> Snapshot {
+    pub(super) fn snapshot(&self, frames: &PoolFrames) -> Snapshot {
         let _ours = keep_local();
         let free = frames.free.lock();
         // The lock orders the numbers as the table changes.
@@ -115,7 +115,7 @@ impl Header {
     }
 
     /// Makes all writes so far durable, and then the header, unless a later one is.
-    pub(super) fn write(&self, frames: &Frames, snapshot: &Snapshot) -> Result<()> {
+    pub(super) fn write(&self, frames: &PoolFrames, snapshot: &Snapshot) -> Result<()> {
         let _ours = keep_local();
         let _turn = self.take_turn(frames)?;
         let mut written = self.written.lock().clone();
@@ -153,7 +153,7 @@ impl Header {
 
     /// Ends the table where its free pages at the end begin, if the header that was written names none of
     /// these, and gives their space on the device back. It is this thread's turn to write the header.
-    fn cut_tail(&self, frames: &Frames, end: u64) {
+    fn cut_tail(&self, frames: &PoolFrames, end: u64) {
         allocate::cut_tail(frames, end, |first, pages| {
             // SAFETY: `cut_tail` has locked the pages, which are free and behind the end that the header
             // says, which is durable. The list of free pages lies before it.
@@ -162,7 +162,7 @@ impl Header {
     }
 
     /// The turn to write the header, one thread at a time.
-    fn take_turn(&self, frames: &Frames) -> Result<Taken<'_>> {
+    fn take_turn(&self, frames: &PoolFrames) -> Result<Taken<'_>> {
         let mut backoff = frames.backoff();
         backoff
             .until(|| self.turn.take())
@@ -170,7 +170,7 @@ impl Header {
     }
 
     /// Reads header and free list.
-    pub(super) fn read(&self, frames: &Frames) -> Result<()> {
+    pub(super) fn read(&self, frames: &PoolFrames) -> Result<()> {
         let _ours = keep_local();
         let (table, refused) = (&frames.table, |reason: &str| self.file.refused(reason));
         if table.capacity() <= COPIES[1].as_usize() {
@@ -202,12 +202,12 @@ impl Header {
         table.set_end(end);
         let generation = words[AT_GENERATION];
         let chain = free_chain::read(&self.file, frames, head, AT_CHAIN)?;
-        *self.written.lock() = Written { generation, snapshot: 0, is_good, chain };
+        *self.written.lock() = DeviceHeader { generation, snapshot: 0, is_good, chain };
         Ok(())
     }
 
     /// Reads a copy of the header that is whole.
-    fn read_copy(&self, frames: &Frames, page: PageId) -> Result<PageBuffer> {
+    fn read_copy(&self, frames: &PoolFrames, page: PageId) -> Result<PageBuffer> {
         let mut copy = PageBuffer::new(frames.table.page_bytes())?;
         transfer(&self.file, frames, Op::Read, page, &mut copy)?;
         let words = copy.words();

@@ -10,7 +10,7 @@
 //!    (`chunk`). How it is split: `frames`.
 
 use super::chunk::CHUNK_PAGES;
-use super::frames::Frames;
+use super::frames::PoolFrames;
 use super::latch::{Latch, LatchWord};
 use crate::base::units::ByteCount;
 use crate::sys::vm::HUGE_PAGE;
@@ -39,7 +39,7 @@ impl Collapser {
     }
 
     /// Collapses one run, if the pool is at rest; returns whether it did.
-    pub(super) fn turn(&mut self, frames: &Frames) -> bool {
+    pub(super) fn turn(&mut self, frames: &PoolFrames) -> bool {
         let departed = frames.resident.departed_from_pool();
         if departed != self.departed {
             self.departed = departed;
@@ -70,7 +70,7 @@ fn is_at_rest(seen: LatchWord) -> bool {
 }
 
 /// True if a chunk can be collapsed: a look without locks.
-fn is_whole(frames: &Frames, chunk: usize) -> bool {
+fn is_whole(frames: &PoolFrames, chunk: usize) -> bool {
     let (first, end) = (chunk * CHUNK_PAGES, (chunk + 1) * CHUNK_PAGES);
     frames.chunks.is_plain(chunk)
         && frames.resident.is_full(first / 64..end / 64)
@@ -79,7 +79,7 @@ fn is_whole(frames: &Frames, chunk: usize) -> bool {
 
 /// Holds a chunk's pages still and puts them into one huge page. `false` when there is no room for the
 /// copy, or the kernel refuses; pages that are in use only delay it.
-fn collapse(frames: &Frames, chunk: usize) -> bool {
+fn collapse(frames: &PoolFrames, chunk: usize) -> bool {
     if !frames.account.account().try_charge(COPY) {
         return false;
     }

@@ -2,9 +2,9 @@
 #![expect(unsafe_code, reason = "lends page memory to the device")]
 
 use super::file::{DEPTH, TableFile};
-use super::frames::Frames;
+use super::frames::PoolFrames;
 use super::latch::{Latch, LatchWord};
-use super::page_table::PageTable;
+use super::page_table::TablePages;
 use super::stats::PoolStats;
 use crate::base::counter::Counter;
 use crate::base::error::{Error, Result};
@@ -24,7 +24,7 @@ struct Loading {
 struct Full;
 
 /// Outcome of reading a group of pages.
-pub(super) struct Group {
+pub(super) struct GroupRead {
     /// Reads that were started.
     pages: usize,
     /// True if the rest was left out because there was no memory.
@@ -63,7 +63,7 @@ impl Loader {
     /// Brings an absent page in. `true`: it is resident and this thread holds it locked; `false`:
     /// another thread was faster.
     #[cold]
-    pub(super) fn load(&self, frames: &Frames, page: PageId, seen: LatchWord) -> Result<bool> {
+    pub(super) fn load(&self, frames: &PoolFrames, page: PageId, seen: LatchWord) -> Result<bool> {
         let table = &frames.table;
         if !table.contains(page) || seen.is_unused() {
             return Err(table.no_such_page(page));
@@ -77,7 +77,7 @@ impl Loader {
     }
 
     /// As [`load`](Self::load), without looking at the table file: the page is zeros.
-    pub(super) fn load_blank(&self, frames: &Frames, page: PageId) -> Result<bool> {
+    pub(super) fn load_blank(&self, frames: &PoolFrames, page: PageId) -> Result<bool> {
         if !lock_absent(frames, page)? {
             return Ok(false);
         }
@@ -93,7 +93,7 @@ impl Loader {
     /// That of the read.
     fn finish(
         &self,
-        frames: &Frames,
+        frames: &PoolFrames,
         Loading { page, was }: Loading,
         prefetched: bool,
         read: Result<()>,
@@ -117,7 +117,7 @@ impl Loader {
     ///
     /// # Errors
     /// When there is no memory for it after a moment.
-    fn begin(&self, frames: &Frames, page: PageId) -> std::result::Result<Option<Loading>, Full> {
+    fn begin(&self, frames: &PoolFrames, page: PageId) -> std::result::Result<Option<Loading>, Full> {
         let Some(was) = frames.table.get(page).map(Latch::load) else { return Ok(None) };
         if !frames.table.contains(page) || !was.is_absent() || was.is_unused() {
             return Ok(None);
@@ -143,12 +143,12 @@ impl Loader {
     /// When there is no queue.
     pub(super) fn load_group(
         &self,
-        frames: &Frames,
+        frames: &PoolFrames,
         mut pages: impl Iterator<Item = (usize, PageId)>,
         count: usize,
         prefetched: bool,
         mut loaded: impl FnMut(usize, PageId),
-    ) -> Result<Group> {
+    ) -> Result<GroupRead> {
         let (table, account) = (&frames.table, &frames.account);
         let (mut left, mut is_full, mut failed) = (count, false, None);
         let next = || {
@@ -176,11 +176,11 @@ impl Loader {
         // SAFETY: the pages are locked by this thread until `done`; nobody else reads into their
         // memory or writes their places in the file.
         let pages = unsafe { self.file.transfer(account, Op::Read, next, done) }?;
-        Ok(Group { pages, is_full, failed })
+        Ok(GroupRead { pages, is_full, failed })
     }
 
     /// Queues absent pages to be read ahead. Returns whether any wait.
-    pub(super) fn prefetch(&self, frames: &Frames, pages: &[PageId]) -> bool {
+    pub(super) fn prefetch(&self, frames: &PoolFrames, pages: &[PageId]) -> bool {
         for page in pages {
             let is_absent = frames.table.get(*page).is_some_and(|latch| latch.load().is_absent());
             if is_absent && self.prefetches.push(*page).is_err() {
@@ -191,7 +191,7 @@ impl Loader {
     }
 
     /// Reads pages that were queued to be read ahead; returns whether there were any.
-    pub(super) fn serve_prefetches(&self, frames: &Frames) -> bool {
+    pub(super) fn serve_prefetches(&self, frames: &PoolFrames) -> bool {
         if self.prefetches.is_empty() {
             return false;
         }
@@ -210,7 +210,7 @@ impl Loader {
 }
 
 /// Charges and locks an absent page of the table. `false`: another thread was faster.
-fn lock_absent(frames: &Frames, page: PageId) -> Result<bool> {
+fn lock_absent(frames: &PoolFrames, page: PageId) -> Result<bool> {
     let entered = frames.charge_all(page, |bytes| frames.account.charge(bytes))?;
     let is_locked = lock_within(&frames.table, page);
     drop(entered);
@@ -224,7 +224,7 @@ fn lock_absent(frames: &Frames, page: PageId) -> Result<bool> {
 /// Locks an absent page whose chunk the caller has entered. What it was before may have been given back:
 /// the word may have begun anew, and the page be behind the table's end. `false` when the page is not
 /// absent any more, or no page of the table.
-fn lock_within(table: &PageTable, page: PageId) -> bool {
+fn lock_within(table: &TablePages, page: PageId) -> bool {
     let latch = table.word(page);
     let was = latch.load();
     if was.is_unused() || !latch.try_begin_load(was) {

@@ -46,7 +46,7 @@ impl PageShape {
 pub(super) const FIRST: PageId = PageId(2);
 
 /// Words and memory of all pages that the table file has room for.
-pub(super) struct PageTable {
+pub(super) struct TablePages {
     /// Names the table file in errors.
     path: PathBuf,
     page_shift: u32,
@@ -66,7 +66,7 @@ pub(super) struct PageTable {
     end: CachePadded<AtomicU64>,
 }
 
-impl PageTable {
+impl TablePages {
     /// A table of pages of this shape on a store of `capacity`; `huge_words`: the words come in
     /// huge pages; `read_only`: no page may be changed.
     pub(super) fn new(
@@ -75,7 +75,7 @@ impl PageTable {
         huge_words: bool,
         read_only: bool,
         path: &Path,
-    ) -> Result<PageTable> {
+    ) -> Result<TablePages> {
         let page_bytes = page.bytes.as_usize();
         let pages = capacity.as_usize() / page_bytes;
         let len = (pages * page_bytes).next_multiple_of(HUGE_PAGE);
@@ -84,7 +84,7 @@ impl PageTable {
             if huge_words { LazyArray::new_huge(pages) } else { LazyArray::new(pages) }?;
         let pages_per_words = page_bytes / size_of::<Latch>();
         let first_word = words.as_ptr().addr();
-        Ok(PageTable {
+        Ok(TablePages {
             path: path.to_path_buf(),
             page_shift: page_bytes.trailing_zeros(),
             page_bytes,

@@ -110,8 +110,8 @@ impl ResidentSet {
     }
 
     /// The resident pages among the 64 of `step`, as they were at one moment.
-    pub(super) fn pages(&self, step: usize) -> Pages {
-        Pages { bits: self.bits[step].load(Ordering::Relaxed), first: (step * 64) as u64 }
+    pub(super) fn pages(&self, step: usize) -> StepPages {
+        StepPages { bits: self.bits[step].load(Ordering::Relaxed), first: (step * 64) as u64 }
     }
 
     /// Counts pages that have left.
@@ -154,12 +154,12 @@ impl ResidentSet {
 }
 
 /// Resident pages of one step, in address order.
-pub(super) struct Pages {
+pub(super) struct StepPages {
     bits: u64,
     first: u64,
 }
 
-impl Iterator for Pages {
+impl Iterator for StepPages {
     type Item = PageId;
 
     fn next(&mut self) -> Option<PageId> {
@@ -176,7 +176,7 @@ impl Iterator for Pages {
     }
 }
 
-impl ExactSizeIterator for Pages {}
+impl ExactSizeIterator for StepPages {}
 
 #[cfg(test)]
 mod tests {

@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "lends page memory to the device")]
 
 use super::file::{TableFile, survived};
-use super::frames::{BATCH_MAX, Frames};
+use super::frames::{BATCH_MAX, PoolFrames};
 use super::stats::PoolStats;
 use super::write_result::WriteResult;
 use crate::base::counter::Counter;
@@ -19,14 +19,14 @@ pub(super) type BeforeWrite = dyn Fn(PageId, u64) -> Result<()> + Send + Sync;
 
 /// Pages next to each other in the file that are written by one request.
 #[derive(Clone, Copy, Default)]
-struct Run {
+struct PageRun {
     /// Where the run begins in the batch.
     first: usize,
     count: usize,
 }
 
 /// Writes pages of one table file.
-pub(super) struct WriteBack {
+pub(super) struct PageWriter {
     file: Arc<TableFile>,
     before_write: Option<Box<BeforeWrite>>,
     written: Counter,
@@ -38,12 +38,12 @@ pub(super) struct WriteBack {
     is_troubled: AtomicBool,
 }
 
-impl WriteBack {
-    pub(super) fn new(file: Arc<TableFile>, before_write: Option<Box<BeforeWrite>>) -> WriteBack {
+impl PageWriter {
+    pub(super) fn new(file: Arc<TableFile>, before_write: Option<Box<BeforeWrite>>) -> PageWriter {
         let [written, cleaned, failed, refused] = [(); 4].map(|()| Counter::default());
         let trouble = Ranked::new(Rank::Leaf, None);
         let is_troubled = AtomicBool::new(false);
-        WriteBack { file, before_write, written, cleaned, failed, refused, trouble, is_troubled }
+        PageWriter { file, before_write, written, cleaned, failed, refused, trouble, is_troubled }
     }
 
     /// Why pages could not be written the last time that any were to be.
@@ -51,7 +51,7 @@ impl WriteBack {
         self.trouble.lock().clone()
     }
 
-    fn note_trouble(&self, frames: &Frames, result: &WriteResult) {
+    fn note_trouble(&self, frames: &PoolFrames, result: &WriteResult) {
         let trouble = result.trouble();
         frames.account.set_troubled(trouble.is_some());
         let was_troubled = self.is_troubled.swap(trouble.is_some(), Ordering::Relaxed);
@@ -70,7 +70,7 @@ impl WriteBack {
     }
 
     /// As [`write`](Self::write), ahead of eviction; returns how many pages were written.
-    pub(super) fn clean(&self, frames: &Frames, pages: &[PageId]) -> u64 {
+    pub(super) fn clean(&self, frames: &PoolFrames, pages: &[PageId]) -> u64 {
         let written = self.write(frames, pages).written;
         self.cleaned.add(written);
         written
@@ -78,9 +78,9 @@ impl WriteBack {
 
     /// Writes pages that this thread marked by `try_begin_write`, in address order, neighbours in
     /// one request; ends each write.
-    pub(super) fn write(&self, frames: &Frames, pages: &[PageId]) -> WriteResult {
+    pub(super) fn write(&self, frames: &PoolFrames, pages: &[PageId]) -> WriteResult {
         let table = &frames.table;
-        let mut runs: ArrayVec<Run, BATCH_MAX> = ArrayVec::new();
+        let mut runs: ArrayVec<PageRun, BATCH_MAX> = ArrayVec::new();
         let mut result = WriteResult::default();
         for (index, page) in pages.iter().enumerate() {
             let latch = table.word(*page);
@@ -96,7 +96,7 @@ impl WriteBack {
             {
                 run.count += 1;
             } else {
-                runs.push(Run { first: index, count: 1 });
+                runs.push(PageRun { first: index, count: 1 });
             }
         }
         self.write_runs(frames, pages, &runs, &mut result);
@@ -108,13 +108,13 @@ impl WriteBack {
 
     fn write_runs(
         &self,
-        frames: &Frames,
+        frames: &PoolFrames,
         pages: &[PageId],
-        runs: &[Run],
+        runs: &[PageRun],
         result: &mut WriteResult,
     ) {
         let table = &frames.table;
-        let mut finish = |run: Run, written: Result<()>| {
+        let mut finish = |run: PageRun, written: Result<()>| {
             let count = run.count as u64;
             for page in &pages[run.first..run.first + run.count] {
                 table.word(*page).end_write(written.is_ok());
@@ -143,7 +143,7 @@ impl WriteBack {
     ///
     /// # Errors
     /// Answer of the log, or its panic.
-    fn prepare(&self, frames: &Frames, page: PageId) -> Result<()> {
+    fn prepare(&self, frames: &PoolFrames, page: PageId) -> Result<()> {
         let table = &frames.table;
         if let Some(hook) = &self.before_write {
             let place = table.lsn_at().map(|at| table.ptr(page).wrapping_add(at).cast::<u64>());
@@ -161,7 +161,7 @@ impl WriteBack {
     ///
     /// # Errors
     /// As for [`write_those`](Self::write_those).
-    pub(super) fn write_all(&self, frames: &Frames) -> Result<Option<Error>> {
+    pub(super) fn write_all(&self, frames: &PoolFrames) -> Result<Option<Error>> {
         let steps = 0..frames.table.steps();
         self.write_those(frames, steps.flat_map(|step| frames.resident.pages(step)))
     }
@@ -174,7 +174,7 @@ impl WriteBack {
     /// that the device did not take, mostly [`Error::Io`].
     pub(super) fn write_those(
         &self,
-        frames: &Frames,
+        frames: &PoolFrames,
         pages: impl Iterator<Item = PageId>,
     ) -> Result<Option<Error>> {
         let mut result = WriteResult::default();
@@ -206,14 +206,14 @@ impl WriteBack {
 }
 
 /// Holds a dirty page for writing; `false` when it is clean or gone.
-fn hold(frames: &Frames, page: PageId) -> Result<bool> {
+fn hold(frames: &PoolFrames, page: PageId) -> Result<bool> {
     let mut backoff = frames.backoff();
     let held = backoff.until(|| try_hold(frames, page));
     held.ok_or_else(|| frames.table.timeout(page, &backoff))
 }
 
 /// The same without waiting. `None`: another holder is in the way.
-fn try_hold(frames: &Frames, page: PageId) -> Option<bool> {
+fn try_hold(frames: &PoolFrames, page: PageId) -> Option<bool> {
     let latch = frames.table.word(page);
     loop {
         let seen = latch.load();

@@ -69,7 +69,7 @@ pub(super) struct ProcessLimit {
     statm: Statm,
     beside: Mutex<BesideFar>,
     /// Since when too little of the limit is left for far memory.
-    over: Mutex<Over>,
+    over: Mutex<OverLimit>,
     /// `None` where code cannot leave.
     code: Option<Mutex<CodeLeft>>,
 }
@@ -92,7 +92,7 @@ struct BesideFar {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Over {
+enum OverLimit {
     No,
     Since(Instant),
     /// The warning was printed, and is not repeated until the process was below its limit.
@@ -120,7 +120,7 @@ impl ProcessLimit {
             is_for_far,
             statm: Statm::open()?,
             beside: Mutex::new(BesideFar { bytes, growth, last: u64::MAX }),
-            over: Mutex::new(Over::No),
+            over: Mutex::new(OverLimit::No),
             code: DROP_CODE
                 .get()
                 .map(|&drop| Mutex::new(CodeLeft { drop, at: now, read: ByteCount::ZERO })),
@@ -218,9 +218,9 @@ impl ProcessLimit {
     fn tell(&self, beside: ByteCount, is_over: bool, region: &Region) {
         let mut over = self.over.lock().unwrap_or_else(PoisonError::into_inner);
         *over = match *over {
-            _ if !is_over => Over::No,
-            Over::No => Over::Since(Instant::now()),
-            Over::Since(since) if since.elapsed() >= OVER_MAX => {
+            _ if !is_over => OverLimit::No,
+            OverLimit::No => OverLimit::Since(Instant::now()),
+            OverLimit::Since(since) if since.elapsed() >= OVER_MAX => {
                 let (limit, floor) = (self.limit(), region.limit_min());
                 let would_do = ByteCount((beside.0 + floor.0).next_multiple_of(1 << 20));
                 messages::tell(
@@ -232,7 +232,7 @@ impl ProcessLimit {
                          memory needs {floor}. A limit of {would_do} would do, more is faster"
                     ),
                 );
-                Over::Told
+                OverLimit::Told
             }
             unchanged => unchanged,
         };

@@ -12,9 +12,9 @@
 
 #![expect(unsafe_code, reason = "passes buffers on to the transfer")]
 
-use super::device::{Device, Named};
-use super::inline_queue::{InlineQueue, Transfer};
-use super::signature::{Candidate, Use, refused};
+use super::device::{Device, NamedFile};
+use super::inline_queue::{InlineQueue, Mover};
+use super::signature::{FoundFile, Use, refused};
 use super::uring_queue::UringQueue;
 use super::vectors::Vectors;
 use super::{DEPTH_MAX, IO_ALIGN, Inherited, Op, Queue, Store, check_range};
@@ -248,15 +248,15 @@ impl BlockStore {
             FileKind::Block => inspect_device(path, fd.as_fd(), is_reading)?,
             _ => info.len,
         };
-        let candidate = Candidate { path, fd: fd.as_fd(), kind, len };
+        let candidate = FoundFile { path, fd: fd.as_fd(), kind, len };
         candidate.check_free(what)?;
-        let capacity = fit(path, Room::of(kind, what), len, capacity)?;
+        let capacity = fit(path, RoomOwner::of(kind, what), len, capacity)?;
         if kind == FileKind::Regular && !is_reading {
             check_len_limit(path, capacity)?;
         }
         let place = candidate.take(what, capacity)?;
         let capacity = ByteCount(place.end - place.start);
-        let mut device = Device::new(fd, kind, capacity, path.to_path_buf(), caching, Named::Yes);
+        let mut device = Device::new(fd, kind, capacity, path.to_path_buf(), caching, NamedFile::Yes);
         device.set_place(place.start, below);
         if kind == FileKind::Block && file::can_discard(info.device) == Some(false) {
             device.forbid_discard();
@@ -432,7 +432,7 @@ fn temporary_device(dir: Option<&Path>, capacity: Option<ByteCount>) -> Result<D
         None => set_len_available(&dir, fd.as_fd())?,
     };
     let kind = FileKind::Regular;
-    Ok(Device::new(fd, kind, capacity, dir, caching, Named::No))
+    Ok(Device::new(fd, kind, capacity, dir, caching, NamedFile::No))
 }
 
 fn choose_engine(device: &Device) -> Engine {
@@ -610,12 +610,12 @@ fn set_len(path: &Path, fd: BorrowedFd<'_>, len: ByteCount) -> Result<()> {
 fn set_len_available(dir: &Path, fd: BorrowedFd<'_>) -> Result<ByteCount> {
     let available = file::available(fd).map_err(|errno| refused(dir, explain(errno)))?;
     check_len_limit(dir, CAPACITY_MIN)?;
-    let mut capacity = fit(dir, Room::Free, available.min(file::len_max()), None)?;
+    let mut capacity = fit(dir, RoomOwner::Free, available.min(file::len_max()), None)?;
     for _ in 0..HALVINGS_MAX {
         if file::set_len(fd, capacity.get()) != Err(Errno(libc::EFBIG)) {
             break;
         }
-        capacity = fit(dir, Room::Free, capacity.get() / 2, None)?;
+        capacity = fit(dir, RoomOwner::Free, capacity.get() / 2, None)?;
     }
     set_len(dir, fd, capacity)?;
     Ok(capacity)
@@ -636,7 +636,7 @@ fn inspect_device(path: &Path, fd: BorrowedFd<'_>, is_reading: bool) -> Result<u
 
 /// Holder of the room for a store, for messages.
 #[derive(Clone, Copy)]
-enum Room {
+enum RoomOwner {
     /// A file that exists.
     File,
     Device,
@@ -646,12 +646,12 @@ enum Room {
     Free,
 }
 
-impl Room {
-    fn of(kind: FileKind, what: Use) -> Room {
+impl RoomOwner {
+    fn of(kind: FileKind, what: Use) -> RoomOwner {
         match what {
-            Use::OldTable | Use::Reading => Room::Table,
-            _ if kind == FileKind::Block => Room::Device,
-            _ => Room::File,
+            Use::OldTable | Use::Reading => RoomOwner::Table,
+            _ if kind == FileKind::Block => RoomOwner::Device,
+            _ => RoomOwner::File,
         }
     }
 
@@ -659,17 +659,17 @@ impl Room {
     fn too_small(self, len: u64, wanted: Option<ByteCount>) -> String {
         let least = wanted.unwrap_or(CAPACITY_MIN);
         let (what, remedy) = match self {
-            Room::File => {
+            RoomOwner::File => {
                 // Without a capacity no file is created.
                 let again = if wanted.is_some() { "delete it to have it created, or " } else { "" };
                 let extend = format!("extend it: truncate --size={}", least.get());
                 ("this file exists and has", format!("{again}{extend}"))
             }
-            Room::Device => ("this device has", "use less of it, or a larger one".to_owned()),
-            Room::Table => {
+            RoomOwner::Device => ("this device has", "use less of it, or a larger one".to_owned()),
+            RoomOwner::Table => {
                 ("it has", "it was cut off, or is another file than the one meant".to_owned())
             }
-            Room::Free => {
+            RoomOwner::Free => {
                 ("its file system has", "free space there, or use another directory".to_owned())
             }
         };
@@ -678,7 +678,7 @@ impl Room {
 }
 
 /// Returns how much of `len` bytes to use.
-fn fit(path: &Path, room: Room, len: u64, wanted: Option<ByteCount>) -> Result<ByteCount> {
+fn fit(path: &Path, room: RoomOwner, len: u64, wanted: Option<ByteCount>) -> Result<ByteCount> {
     let usable = ByteCount(len - len % IO_ALIGN as u64);
     let least = wanted.unwrap_or(CAPACITY_MIN);
     if usable < least {

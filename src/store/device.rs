@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "passes buffers on to the transfer")]
 
 use super::Op;
-use super::inline_queue::Transfer;
+use super::inline_queue::Mover;
 use crate::base::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::base::units::ByteCount;
 use crate::sys::file::{self, Caching, Errno, FileKind, IoVec};
@@ -23,7 +23,7 @@ const ROOM_AGE_MAX: Duration = Duration::from_millis(10);
 
 /// A file with a name, or one without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Named {
+pub(super) enum NamedFile {
     Yes,
     No,
 }
@@ -33,7 +33,7 @@ pub(super) enum Named {
 struct Called {
     /// The file or device; the directory of a file without a name.
     path: PathBuf,
-    named: Named,
+    named: NamedFile,
     /// By errors.
     name: Arc<str>,
 }
@@ -93,13 +93,13 @@ impl Device {
         capacity: ByteCount,
         path: PathBuf,
         caching: Caching,
-        named: Named,
+        named: NamedFile,
     ) -> Device {
         let shown = path.display();
         let name = match (named, kind) {
-            (Named::No, _) => format!("unlinked file in {shown}"),
-            (Named::Yes, FileKind::Block) => format!("block device {shown}"),
-            (Named::Yes, _) => format!("file {shown}"),
+            (NamedFile::No, _) => format!("unlinked file in {shown}"),
+            (NamedFile::Yes, FileKind::Block) => format!("block device {shown}"),
+            (NamedFile::Yes, _) => format!("file {shown}"),
         };
         Device {
             fd: Private::new(out_of_the_way(fd)),
@@ -112,7 +112,7 @@ impl Device {
             no_discard: AtomicBool::new(false),
             reserved: AtomicBool::new(false),
             room: Room::new(),
-            is_name_durable: AtomicBool::new(kind != FileKind::Regular || named == Named::No),
+            is_name_durable: AtomicBool::new(kind != FileKind::Regular || named == NamedFile::No),
         }
     }
 
@@ -146,7 +146,7 @@ impl Device {
     }
 
     pub(super) fn is_named(&self) -> bool {
-        self.called.named == Named::Yes
+        self.called.named == NamedFile::Yes
     }
 
     /// The kernel is known to have no way to return space.
@@ -245,7 +245,7 @@ impl AsFd for Device {
     }
 }
 
-impl Transfer for Arc<Device> {
+impl Mover for Arc<Device> {
     fn capacity(&self) -> ByteCount {
         self.capacity
     }

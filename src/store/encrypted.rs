@@ -18,7 +18,7 @@
 #![expect(unsafe_code, reason = "copies, encrypts and decrypts in raw buffers")]
 
 use super::cipher::{Cipher, Seal};
-use super::pending::{Entry, Pending, block_bytes, whole_blocks};
+use super::pending::{PendingRequest, Pending, block_bytes, whole_blocks};
 use super::{Completion, DEPTH_MAX, IO_ALIGN, OnlyUser, Op, Queue, Request, Segment, Store};
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicU64, Ordering};
@@ -306,7 +306,7 @@ unsafe impl Queue for EncryptedQueue {
 }
 
 /// Decrypts a read's buffers in place.
-fn open_all(vault: &Vault, entry: &Entry) -> Result<()> {
+fn open_all(vault: &Vault, entry: &PendingRequest) -> Result<()> {
     let mut offset = entry.offset;
     for segment in entry.segments() {
         // SAFETY: the caller of `push` leaves the buffers to the queue until the completion is

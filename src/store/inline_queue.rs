@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Something that moves bytes while the caller waits.
-pub(super) trait Transfer: Send {
+pub(super) trait Mover: Send {
     /// Bytes that there are.
     fn capacity(&self) -> ByteCount;
 
@@ -41,7 +41,7 @@ pub(super) trait Transfer: Send {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct InlineRequest {
     token: u64,
     op: Op,
     offset: u64,
@@ -52,13 +52,13 @@ struct Entry {
 }
 
 /// Bytes of a queue for each request, its buffers aside.
-pub(super) const ENTRY_BYTES: usize = size_of::<Entry>();
+pub(super) const ENTRY_BYTES: usize = size_of::<InlineRequest>();
 
-/// A queue over a [`Transfer`].
+/// A queue over a [`Mover`].
 #[derive(Debug)]
 pub(super) struct InlineQueue<T> {
     target: T,
-    entries: Box<[Entry]>,
+    entries: Box<[InlineRequest]>,
     vectors: Vectors,
     accepted: u64,
     ran: u64,
@@ -67,13 +67,13 @@ pub(super) struct InlineQueue<T> {
     watches: usize,
 }
 
-impl<T: Transfer> InlineQueue<T> {
+impl<T: Mover> InlineQueue<T> {
     /// # Errors
     /// As for [`Vectors::new`].
     pub(super) fn new(target: T, depth: u32) -> Result<InlineQueue<T>> {
         let depth = depth.clamp(1, DEPTH_MAX);
         let entry =
-            || Entry { token: 0, op: Op::Read, offset: 0, len: 0, count: 0, result: Ok(()) };
+            || InlineRequest { token: 0, op: Op::Read, offset: 0, len: 0, count: 0, result: Ok(()) };
         Ok(InlineQueue {
             target,
             entries: (0..depth).map(|_| entry()).collect(),
@@ -86,7 +86,7 @@ impl<T: Transfer> InlineQueue<T> {
         })
     }
 
-    fn entry(&mut self, number: u64) -> &mut Entry {
+    fn entry(&mut self, number: u64) -> &mut InlineRequest {
         let depth = self.entries.len() as u64;
         &mut self.entries[(number % depth) as usize]
     }
@@ -94,7 +94,7 @@ impl<T: Transfer> InlineQueue<T> {
 
 // SAFETY: buffers are used within `submit` alone, which moves all bytes or fails; each entry is reported
 // once after that.
-unsafe impl<T: Transfer> Queue for InlineQueue<T> {
+unsafe impl<T: Mover> Queue for InlineQueue<T> {
     unsafe fn push(&mut self, request: Request<'_>) -> bool {
         let len = request.check(self.target.capacity());
         if self.in_flight() as usize == self.entries.len() {

@@ -2,7 +2,7 @@
 
 #![expect(unsafe_code, reason = "copies between raw buffers")]
 
-use super::inline_queue::{InlineQueue, Transfer};
+use super::inline_queue::{InlineQueue, Mover};
 use super::{IO_ALIGN, Inherited, Op, Queue, Store, check_range};
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
@@ -24,12 +24,12 @@ use std::sync::Arc;
 /// ```
 #[derive(Debug)]
 pub struct MemStore {
-    memory: Arc<Memory>,
+    memory: Arc<MemContent>,
 }
 
 /// State that a store's queues share.
 #[derive(Debug)]
-struct Memory {
+struct MemContent {
     mapping: Mapping,
     /// Name in errors.
     name: Arc<str>,
@@ -45,7 +45,7 @@ impl MemStore {
         let len = len.ok_or(Error::BadRange { reason: "length overflows".into() })?;
         let mapping = Mapping::reserve(len, IO_ALIGN, Huge::Default)?;
         let name = "the memory store".into();
-        Ok(MemStore { memory: Arc::new(Memory { mapping, name }) })
+        Ok(MemStore { memory: Arc::new(MemContent { mapping, name }) })
     }
 }
 
@@ -95,7 +95,7 @@ unsafe impl Store for MemStore {
     }
 }
 
-impl Transfer for Arc<Memory> {
+impl Mover for Arc<MemContent> {
     fn capacity(&self) -> ByteCount {
         ByteCount(self.mapping.len() as u64)
     }

@@ -44,7 +44,7 @@ pub(crate) use wipe::wipe;
 
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
-use crate::sys::file::{Direction, Errno};
+use crate::sys::file::{IoDirection, Errno};
 use crate::sys::vm::{Huge, Mapping};
 use std::fmt::Debug;
 use std::os::fd::RawFd;
@@ -81,10 +81,10 @@ impl Op {
         }
     }
 
-    const fn direction(self) -> Direction {
+    const fn direction(self) -> IoDirection {
         match self {
-            Op::Read => Direction::Read,
-            Op::Write => Direction::Write,
+            Op::Read => IoDirection::Read,
+            Op::Write => IoDirection::Write,
         }
     }
 

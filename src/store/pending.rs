@@ -45,7 +45,7 @@ pub(super) fn whole_blocks(
 
 /// An accepted request.
 #[derive(Clone, Debug)]
-pub(super) struct Entry {
+pub(super) struct PendingRequest {
     token: u64,
     pub(super) op: Op,
     pub(super) offset: u64,
@@ -59,8 +59,8 @@ pub(super) struct Entry {
     pub(super) failure: Option<Error>,
 }
 
-impl Entry {
-    const EMPTY: Entry = Entry {
+impl PendingRequest {
+    const EMPTY: PendingRequest = PendingRequest {
         token: 0,
         op: Op::Read,
         offset: 0,
@@ -107,7 +107,7 @@ impl Entry {
 /// The requests of a queue.
 #[derive(Debug)]
 pub(super) struct Pending {
-    entries: Box<[Entry]>,
+    entries: Box<[PendingRequest]>,
     free: Vec<usize>,
     /// Those that are not handed on whole, oldest first.
     waiting: VecDeque<usize>,
@@ -122,7 +122,7 @@ unsafe impl Send for Pending {}
 impl Pending {
     pub(super) fn new(depth: u32) -> Pending {
         Pending {
-            entries: vec![Entry::EMPTY; depth as usize].into(),
+            entries: vec![PendingRequest::EMPTY; depth as usize].into(),
             free: (0..depth as usize).rev().collect(),
             waiting: VecDeque::with_capacity(depth as usize),
             finished: VecDeque::with_capacity(depth as usize),
@@ -164,11 +164,11 @@ impl Pending {
         self.free.push(index);
     }
 
-    pub(super) fn entry(&self, index: usize) -> &Entry {
+    pub(super) fn entry(&self, index: usize) -> &PendingRequest {
         &self.entries[index]
     }
 
-    pub(super) fn entry_mut(&mut self, index: usize) -> &mut Entry {
+    pub(super) fn entry_mut(&mut self, index: usize) -> &mut PendingRequest {
         &mut self.entries[index]
     }
 

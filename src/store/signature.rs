@@ -62,14 +62,14 @@ pub(super) fn refused(path: &Path, reason: impl Into<String>) -> Error {
 
 /// A file or device that is about to be taken.
 #[derive(Clone, Copy)]
-pub(super) struct Candidate<'a> {
+pub(super) struct FoundFile<'a> {
     pub(super) path: &'a Path,
     pub(super) fd: BorrowedFd<'a>,
     pub(super) kind: FileKind,
     pub(super) len: u64,
 }
 
-impl Candidate<'_> {
+impl FoundFile<'_> {
     /// Checks that it holds nothing that anybody would miss, if `what` takes its place.
     ///
     /// # Errors

@@ -66,11 +66,11 @@ const USED_PER_STALE: u64 = 4;
 #[derive(Debug)]
 pub(crate) struct SlotMap {
     slots: SlotCount,
-    state: FaultLock<State>,
+    state: FaultLock<SlotSets>,
 }
 
 #[derive(Debug)]
-struct State {
+struct SlotSets {
     free: BitSet,
     used: BitSet,
     /// Those of `free` that take space on the device.
@@ -97,7 +97,7 @@ impl SlotMap {
     /// # Errors
     /// [`Error::Os`](crate::Error::Os) when there is no address space for it.
     pub(crate) fn new(slots: SlotCount) -> Result<SlotMap> {
-        let state = State {
+        let state = SlotSets {
             free: BitSet::empty(slots.get())?,
             used: BitSet::empty(slots.get())?,
             stale: BitSet::empty(slots.get())?,
@@ -322,7 +322,7 @@ impl SlotMap {
     }
 }
 
-impl State {
+impl SlotSets {
     fn is_held(&mut self, slot: u64) -> bool {
         self.holds.iter_mut().flatten().any(|held| held.run(slot, 1) == 1)
     }

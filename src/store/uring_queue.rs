@@ -19,7 +19,7 @@ use crate::base::deadline::{Deadline, look_every};
 use crate::base::error::{Error, Result};
 use crate::sys::file::{Errno, IoVec};
 use crate::sys::messages;
-use crate::sys::uring::{Outcome, Ring};
+use crate::sys::uring::{RingOutcome, Ring};
 use crate::sys::vm::never_unmap;
 use std::os::fd::{AsFd, RawFd};
 use std::sync::{Arc, Once};
@@ -62,7 +62,7 @@ struct Flight {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Watch {
+struct WatchedFd {
     fd: RawFd,
     armed: bool,
 }
@@ -89,7 +89,7 @@ pub(super) struct UringQueue {
     /// Indices of unused flights: `free[..free_len]`.
     free: Box<[u32]>,
     free_len: usize,
-    watches: [Option<Watch>; WATCHES_MAX],
+    watches: [Option<WatchedFd>; WATCHES_MAX],
     /// The last wait only looked, and found nothing.
     has_looked: bool,
 }
@@ -153,14 +153,14 @@ impl UringQueue {
     /// Takes all outcomes that are there.
     fn reap(&mut self, done: &mut dyn FnMut(Completion)) -> Reaped {
         let mut reaped = Reaped::default();
-        while let Some(Outcome { tag, result }) = self.ring.take() {
+        while let Some(RingOutcome { tag, result }) = self.ring.take() {
             if tag >= TAG_CANCEL {
                 continue;
             }
             if tag >= TAG_WATCH {
                 let watch = &mut self.watches[(tag - TAG_WATCH) as usize];
                 // An error means that the descriptor cannot be polled any more.
-                *watch = watch.filter(|_| result.is_ok()).map(|w| Watch { armed: false, ..w });
+                *watch = watch.filter(|_| result.is_ok()).map(|w| WatchedFd { armed: false, ..w });
                 reaped.woken = true;
                 continue;
             }
@@ -304,7 +304,7 @@ unsafe impl Queue for UringQueue {
 
     fn watch(&mut self, fd: RawFd) -> Result<()> {
         let free = self.watches.iter_mut().find(|watch| watch.is_none()).ok_or(WATCHES_FULL)?;
-        *free = Some(Watch { fd, armed: false });
+        *free = Some(WatchedFd { fd, armed: false });
         Ok(())
     }
 

@@ -374,7 +374,7 @@ pub(crate) fn discard_blocks(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Resul
 
 /// Which way bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Direction {
+pub(crate) enum IoDirection {
     /// File to memory.
     Read,
     /// Memory to file.
@@ -435,7 +435,7 @@ impl IoVec {
 /// Each buffer is valid for the transfer, and nobody else uses it meanwhile (a write: changes it).
 pub(crate) unsafe fn transfer(
     fd: BorrowedFd<'_>,
-    direction: Direction,
+    direction: IoDirection,
     iovecs: &mut [IoVec],
     mut offset: u64,
 ) -> Result<(), Errno> {
@@ -450,9 +450,9 @@ pub(crate) unsafe fn transfer(
             Refusal::result(match direction {
                 // SAFETY: `IoVec` is an `iovec`, `count` of them follow; the caller vouches for the
                 // buffers, of which `advance` only ever cuts bytes off.
-                Direction::Read => unsafe { libc::preadv(fd, vec, count, at) },
+                IoDirection::Read => unsafe { libc::preadv(fd, vec, count, at) },
                 // SAFETY: as above.
-                Direction::Write => unsafe { libc::pwritev(fd, vec, count, at) },
+                IoDirection::Write => unsafe { libc::pwritev(fd, vec, count, at) },
             })
         })?;
         let moved = moved.unsigned_abs();
@@ -486,7 +486,7 @@ pub(crate) fn read_at(fd: BorrowedFd<'_>, into: &mut [u8], offset: u64) -> Resul
 pub(crate) fn write_at(fd: BorrowedFd<'_>, from: &mut [u8], offset: u64) -> Result<(), Errno> {
     let mut iovecs = [IoVec::new(from.as_mut_ptr(), from.len())];
     // SAFETY: the buffer is this call's alone and as long as it says.
-    unsafe { transfer(fd, Direction::Write, &mut iovecs, offset) }
+    unsafe { transfer(fd, IoDirection::Write, &mut iovecs, offset) }
 }
 
 /// Returns the first range of a regular file from `offset` on that is not a hole; `None`: only

@@ -54,20 +54,20 @@ static OWN: Fds = [const { AtomicU64::new(0) }; FDS_MAX / 64];
 
 type Fds = [AtomicU64; FDS_MAX / 64];
 
-static PLACES: [Place; PLACES_MAX] = [const { Place::free() }; PLACES_MAX];
+static PLACES: [InheritedRange; PLACES_MAX] = [const { InheritedRange::free() }; PLACES_MAX];
 
 /// An address range; free while its start is zero.
-struct Place {
+struct InheritedRange {
     start: AtomicUsize,
     len: AtomicUsize,
 }
 
-impl Place {
+impl InheritedRange {
     /// Taken, and not complete.
     const CLAIMED: usize = 1;
 
-    const fn free() -> Place {
-        Place { start: AtomicUsize::new(0), len: AtomicUsize::new(0) }
+    const fn free() -> InheritedRange {
+        InheritedRange { start: AtomicUsize::new(0), len: AtomicUsize::new(0) }
     }
 }
 
@@ -252,7 +252,7 @@ fn mark(fds: &Fds, fd: RawFd, is_set: bool) {
 pub(crate) fn keep_place(start: usize, len: usize) {
     watch();
     let free = PLACES.iter().find(|place| {
-        let (free, claimed) = (0, Place::CLAIMED);
+        let (free, claimed) = (0, InheritedRange::CLAIMED);
         place.start.compare_exchange(free, claimed, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     });
     if let Some(place) = free {
@@ -396,7 +396,7 @@ pub(crate) fn file_of(fd: RawFd) -> Option<(u64, u64)> {
 
 /// The C library's functions that go through its streams.
 #[derive(Clone, Copy)]
-struct Streams {
+struct StdioFunctions {
     lock: unsafe extern "C" fn(),
     unlock: unsafe extern "C" fn(),
     begin: unsafe extern "C" fn() -> *const u8,
@@ -405,15 +405,15 @@ struct Streams {
     file: unsafe extern "C" fn(*const u8) -> *const u8,
 }
 
-static STREAMS: OnceLock<Option<Streams>> = OnceLock::new();
+static STREAMS: OnceLock<Option<StdioFunctions>> = OnceLock::new();
 
 /// Where a stream (`struct _IO_FILE`) has the address of its lock.
 const STREAM_LOCK: usize = 0x88;
 
-impl Streams {
+impl StdioFunctions {
     /// Finds them, where the C library has them (glibc).
-    fn find() -> Option<Streams> {
-        Some(Streams {
+    fn find() -> Option<StdioFunctions> {
+        Some(StdioFunctions {
             lock: function(c"_IO_list_lock")?,
             unlock: function(c"_IO_list_unlock")?,
             begin: function(c"_IO_iter_begin")?,
@@ -424,7 +424,7 @@ impl Streams {
     }
 
     fn touch(self) {
-        let Streams { lock, unlock, begin, end, next, file } = self;
+        let StdioFunctions { lock, unlock, begin, end, next, file } = self;
         // SAFETY: takes the lock of the list, which no thread holds while it forks.
         unsafe { lock() };
         // SAFETY: asks for an address.
@@ -477,10 +477,10 @@ pub(crate) fn start_thread<F>(name: &'static CStr, run: F) -> nix::Result<()>
 where
     F: FnOnce() + Send + 'static,
 {
-    struct Start<F>(&'static CStr, F);
+    struct NamedStart<F>(&'static CStr, F);
     extern "C" fn begin<F: FnOnce()>(start: *mut libc::c_void) -> *mut libc::c_void {
         // SAFETY: the box that was given to this thread, and to nobody else.
-        let Start(name, run) = *unsafe { Box::from_raw(start.cast::<Start<F>>()) };
+        let NamedStart(name, run) = *unsafe { Box::from_raw(start.cast::<NamedStart<F>>()) };
         // SAFETY: asks for the calling thread's id.
         let this = unsafe { libc::pthread_self() };
         // SAFETY: the name is a string of C. It is for people: one that is too long is not set.
@@ -489,7 +489,7 @@ where
         std::ptr::null_mut()
     }
     let mut thread = 0;
-    let start = Box::into_raw(Box::new(Start(name, run)));
+    let start = Box::into_raw(Box::new(NamedStart(name, run)));
     // SAFETY: there is room for the id, no attributes are given, and the thread gets a box of what its
     // function takes.
     let status = unsafe {
@@ -521,7 +521,7 @@ pub(crate) fn around_forks(
 ) {
     // Before it in the child: what was made before counts as the parent's from then on.
     watch();
-    let _ = STREAMS.set(Streams::find());
+    let _ = STREAMS.set(StdioFunctions::find());
     // SAFETY: registers functions that live as long as the program and take no arguments.
     unsafe { libc::pthread_atfork(Some(before), Some(parent), Some(child)) };
 }
@@ -551,7 +551,7 @@ extern "C" fn in_child() {
     }
     for place in &PLACES {
         let start = place.start.swap(0, Ordering::Acquire);
-        if start > Place::CLAIMED {
+        if start > InheritedRange::CLAIMED {
             reserve(start, place.len.load(Ordering::Relaxed));
         }
     }

@@ -280,7 +280,7 @@ impl Write for Line {
 
 /// Messages of one kind.
 #[derive(Debug)]
-struct Kind {
+struct MessageKind {
     what: OnceLock<&'static str>,
     /// When the count began, in milliseconds since the outbox was made.
     since_ms: AtomicU64,
@@ -290,9 +290,9 @@ struct Kind {
     hidden: AtomicU32,
 }
 
-impl Kind {
-    fn new() -> Kind {
-        Kind {
+impl MessageKind {
+    fn new() -> MessageKind {
+        MessageKind {
             what: OnceLock::new(),
             since_ms: AtomicU64::new(0),
             window_ms: AtomicU64::new(WINDOW.as_millis() as u64),
@@ -326,7 +326,7 @@ struct Outbox {
     /// The line being sent, and how much of it is.
     sending: Mutex<(Line, usize)>,
     dropped: AtomicU64,
-    kinds: [Kind; KINDS_MAX],
+    kinds: [MessageKind; KINDS_MAX],
     /// Messages of all kinds that were not said and not counted aloud yet.
     hidden: AtomicU64,
     epoch: Instant,
@@ -338,7 +338,7 @@ impl Outbox {
             lines: ArrayQueue::new(LINES_MAX),
             sending: Mutex::new((Line::EMPTY, 0)),
             dropped: AtomicU64::new(0),
-            kinds: std::array::from_fn(|_| Kind::new()),
+            kinds: std::array::from_fn(|_| MessageKind::new()),
             hidden: AtomicU64::new(0),
             epoch: Instant::now(),
         }
@@ -346,7 +346,7 @@ impl Outbox {
 
     /// True if one more message of a kind may be said; it is counted otherwise.
     fn admits(&self, what: &'static str, most: u32, now: Instant) -> bool {
-        let is_it = |kind: &&Kind| *kind.what.get_or_init(|| what) == what;
+        let is_it = |kind: &&MessageKind| *kind.what.get_or_init(|| what) == what;
         let Some(kind) = self.kinds.iter().find(is_it) else { return true };
         let since = kind.since_ms.load(Ordering::Relaxed);
         let now_ms = self.since_epoch(now);
@@ -366,7 +366,7 @@ impl Outbox {
     }
 
     /// Says how many messages of a kind were not.
-    fn tell_hidden(&self, kind: &Kind) {
+    fn tell_hidden(&self, kind: &MessageKind) {
         let count = kind.hidden.swap(0, Ordering::Relaxed);
         if let Some(what) = kind.what.get()
             && count > 0

@@ -16,7 +16,7 @@ mod nodes;
 pub use contents::Contents;
 pub(crate) use host::address_space;
 pub use host::{CgroupLimit, Memory};
-pub use nodes::Node;
+pub use nodes::NumaNode;
 
 pub use super::file::temporary_dir;
 

@@ -34,9 +34,9 @@ pub(crate) enum Sent {
 const PIPE_BUF: usize = 4096;
 
 /// Standard error at the start; `None`: it was closed.
-static KEPT: OnceLock<Option<Kept>> = OnceLock::new();
+static KEPT: OnceLock<Option<KeptStderr>> = OnceLock::new();
 
-struct Kept {
+struct KeptStderr {
     /// `None`: no descriptor was free.
     copy: Option<Private<OwnedFd>>,
     /// Device and inode.
@@ -47,7 +47,7 @@ struct Kept {
 pub fn keep() {
     KEPT.get_or_init(|| {
         let file = file_of(libc::STDERR_FILENO)?;
-        Some(Kept { copy: copy_out_of_the_way(&std::io::stderr()).map(Private::new), file })
+        Some(KeptStderr { copy: copy_out_of_the_way(&std::io::stderr()).map(Private::new), file })
     });
 }
 

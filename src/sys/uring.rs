@@ -9,7 +9,7 @@
 
 #![expect(unsafe_code, reason = "hands buffers to the kernel")]
 
-use crate::sys::file::{Direction, Errno, IoVec};
+use crate::sys::file::{IoDirection, Errno, IoVec};
 use crate::sys::fork::Private;
 use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, opcode, squeue};
@@ -29,7 +29,7 @@ pub(crate) struct Ring {
 
 /// Outcome of one entry.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Outcome {
+pub(crate) struct RingOutcome {
     /// The tag it was pushed with.
     pub(crate) tag: u64,
     /// Bytes moved or bits polled.
@@ -84,21 +84,21 @@ impl Ring {
         &mut self,
         tag: u64,
         fd: BorrowedFd<'_>,
-        direction: Direction,
+        direction: IoDirection,
         iovecs: &[IoVec],
         offset: u64,
     ) {
         let fd = Fd(fd.as_raw_fd());
         let (vec, count) = (iovecs.as_ptr().cast::<libc::iovec>(), iovecs.len() as u32);
         let entry = match (direction, iovecs) {
-            (Direction::Read, [one]) if one.len() <= SINGLE_LEN_MAX => {
+            (IoDirection::Read, [one]) if one.len() <= SINGLE_LEN_MAX => {
                 opcode::Read::new(fd, one.ptr(), one.len() as u32).offset(offset).build()
             }
-            (Direction::Write, [one]) if one.len() <= SINGLE_LEN_MAX => {
+            (IoDirection::Write, [one]) if one.len() <= SINGLE_LEN_MAX => {
                 opcode::Write::new(fd, one.ptr(), one.len() as u32).offset(offset).build()
             }
-            (Direction::Read, _) => opcode::Readv::new(fd, vec, count).offset(offset).build(),
-            (Direction::Write, _) => opcode::Writev::new(fd, vec, count).offset(offset).build(),
+            (IoDirection::Read, _) => opcode::Readv::new(fd, vec, count).offset(offset).build(),
+            (IoDirection::Write, _) => opcode::Writev::new(fd, vec, count).offset(offset).build(),
         };
         // SAFETY: the caller keeps descriptor, vector and buffers alive until the outcome.
         unsafe { self.push(&entry.user_data(tag)) }
@@ -176,10 +176,10 @@ impl Ring {
     }
 
     /// Takes one outcome, if there is one. Enters the kernel only for `submit` and `wait`.
-    pub(crate) fn take(&mut self) -> Option<Outcome> {
+    pub(crate) fn take(&mut self) -> Option<RingOutcome> {
         let entry = self.ring.completion().next()?;
         let result = u32::try_from(entry.result()).map_err(|_| Errno(-entry.result()));
-        Some(Outcome { tag: entry.user_data(), result })
+        Some(RingOutcome { tag: entry.user_data(), result })
     }
 }
 

@@ -9,7 +9,7 @@
 use crate::common::child::alone;
 use crate::common::{heap, watchdog};
 use allocator_api2::vec::Vec as TierVec;
-use farheap::probe::Node;
+use farheap::probe::NumaNode;
 use farheap::{ByteCount, Config, Error, Heap, Tier};
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ fn numbers(tier: &Heap, count: u64) -> TierVec<u64, Tier> {
     numbers
 }
 
-fn all_are_on(numbers: &[u64], node: Node, least: ByteCount) {
+fn all_are_on(numbers: &[u64], node: NumaNode, least: ByteCount) {
     // Eviction runs ahead of fresh memory, and for longer where the machine is busy: what is read comes back.
     let enough = || {
         std::hint::black_box(numbers.iter().fold(0, |sum, number| sum ^ number));
@@ -59,7 +59,7 @@ fn pages_of_a_tier_are_on_its_node_fresh_and_read_back() {
     const NAME: &str = "pages_of_a_tier_are_on_its_node_fresh_and_read_back";
     alone(NAME, || {
         let _watchdog = watchdog("heap_node", Duration::from_secs(300));
-        let nodes = Node::all();
+        let nodes = NumaNode::all();
         let Some(default) = heap("far_limit:16MiB,capacity:64MiB") else { return };
         assert!(!nodes.is_empty(), "/sys says which nodes have memory");
         for (node, page) in nodes.iter().flat_map(|node| PAGES.map(|page| (*node, page))) {
@@ -87,7 +87,7 @@ fn pages_of_a_tier_are_on_its_node_fresh_and_read_back() {
 
 #[test]
 fn a_node_that_is_not_there_and_a_limit_beyond_its_memory_are_refused() {
-    let nodes = Node::all();
+    let nodes = NumaNode::all();
     let error = Config::parse("node:999").expect_err("no machine has it");
     assert!(matches!(&error, Error::Config { key, .. } if key == "node"), "{error}");
     assert!(error.to_string().contains("there is no node 999"), "{error}");

@@ -3,6 +3,7 @@
 pub(crate) mod fields;
 pub(crate) mod imports;
 pub(crate) mod methods;
+pub(crate) mod types;
 
 /// A source file.
 pub(crate) struct Source {

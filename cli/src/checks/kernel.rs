@@ -3,7 +3,7 @@
 use super::{Check, Verdict};
 use crate::probe::{Features, Limits, Privileges, Probe, Refusal, Uring, Userfaultfd};
 use farheap::config::{FaultMode, UserMode};
-use farheap::probe::{Memory, Node, Route, try_reserve};
+use farheap::probe::{Memory, NumaNode, Route, try_reserve};
 use farheap::{ByteCount, Config};
 
 /// The first kernel with faults from user mode only, which everybody may use.
@@ -167,9 +167,9 @@ pub(super) fn memory(memory: &Memory, config: Option<&Config>) -> Check {
 }
 
 /// NUMA nodes, which a tier can be bound to.
-pub(super) fn nodes(nodes: &[Node], config: Option<&Config>) -> Check {
+pub(super) fn nodes(nodes: &[NumaNode], config: Option<&Config>) -> Check {
     const NAME: &str = "NUMA nodes";
-    let one = |node: &Node| {
+    let one = |node: &NumaNode| {
         let without = if node.has_processors { "" } else { ", without processors" };
         format!("{} ({}, {} free{without})", node.number, node.total, node.free)
     };

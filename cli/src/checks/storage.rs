@@ -1,7 +1,7 @@
 //! Judges where evicted pages are to go: the temporary file's directory, or a device.
 
 use super::{Check, Subject, Verdict};
-use crate::place::{Device, DeviceKind, Directory};
+use crate::place::{StoreDevice, DeviceKind, Directory};
 use farheap::probe::temporary_dir;
 use farheap::{ByteCount, Config};
 use std::path::Path;
@@ -23,7 +23,7 @@ pub(super) fn checks(subject: &Subject, config: Option<&Config>) -> Vec<Check> {
         (configured(config.and_then(Config::device)), configured(config.and_then(Config::dir)))
     };
     match device {
-        Some(path) => match Device::probe(&path) {
+        Some(path) => match StoreDevice::probe(&path) {
             Ok(found) => device_checks(&path, &found, config),
             Err(error) => match (error.kind(), path.parent(), config.and_then(Config::capacity)) {
                 // A file that is missing is created, if its size is given.
@@ -115,7 +115,7 @@ fn unusable_device(path: &Path, error: &std::io::Error) -> Check {
     }
 }
 
-fn device_checks(path: &Path, found: &Device, config: Option<&Config>) -> Vec<Check> {
+fn device_checks(path: &Path, found: &StoreDevice, config: Option<&Config>) -> Vec<Check> {
     let mut checks = vec![identity(path, found, config), writable(path, found)];
     if found.kind == DeviceKind::Block {
         checks.push(unused(path, found));
@@ -129,7 +129,7 @@ fn device_checks(path: &Path, found: &Device, config: Option<&Config>) -> Vec<Ch
 }
 
 /// Kind, size and blocks of the device.
-fn identity(path: &Path, found: &Device, config: Option<&Config>) -> Check {
+fn identity(path: &Path, found: &StoreDevice, config: Option<&Config>) -> Check {
     const NAME: &str = "device";
     let kind = match found.kind {
         DeviceKind::Block => "block device",
@@ -152,7 +152,7 @@ fn identity(path: &Path, found: &Device, config: Option<&Config>) -> Check {
     }
 }
 
-fn writable(path: &Path, found: &Device) -> Check {
+fn writable(path: &Path, found: &StoreDevice) -> Check {
     const NAME: &str = "writing";
     if !found.read_only {
         return Check::new(NAME, Verdict::Pass, "permitted");
@@ -174,7 +174,7 @@ fn writable(path: &Path, found: &Device) -> Check {
 }
 
 /// Checks that other users keep away from what is evicted to a file.
-fn owner(path: &Path, found: &Device) -> Check {
+fn owner(path: &Path, found: &StoreDevice) -> Check {
     const NAME: &str = "access";
     match found.other_owner {
         Some(owner) => Check::new(NAME, Verdict::Fail, format!("the file belongs to user {owner}"))
@@ -193,7 +193,7 @@ fn owner(path: &Path, found: &Device) -> Check {
     }
 }
 
-fn unused(path: &Path, found: &Device) -> Check {
+fn unused(path: &Path, found: &StoreDevice) -> Check {
     const NAME: &str = "exclusive use";
     if !found.busy {
         return Check::new(NAME, Verdict::Pass, "no file system and no program holds it");
@@ -204,7 +204,7 @@ fn unused(path: &Path, found: &Device) -> Check {
         .repair_when("if mounted:", format!("sudo umount {}", shell(path)))
 }
 
-fn discard(found: &Device) -> Check {
+fn discard(found: &StoreDevice) -> Check {
     const NAME: &str = "discard";
     match found.discard {
         Some(true) => Check::new(NAME, Verdict::Pass, "freed pages are given back"),
@@ -213,7 +213,7 @@ fn discard(found: &Device) -> Check {
     }
 }
 
-fn contents(path: &Path, found: &Device, config: Option<&Config>) -> Check {
+fn contents(path: &Path, found: &StoreDevice, config: Option<&Config>) -> Check {
     const NAME: &str = "contents";
     let holds = found.contents;
     if holds.is_free() {

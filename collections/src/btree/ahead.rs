@@ -28,21 +28,21 @@ impl<K: Ord, V> FarBTreeMap<K, V> {
         K: Borrow<Q>,
         Q: Ord + ?Sized,
     {
-        let units = Units::of(self);
+        let units = UnitRecord::of(self);
         let open = units.descend_to(self.root, key);
         units.fetch(&units.behind(open, pairs));
     }
 }
 
 /// Record of a tree's units, kept without touching them.
-struct Units<'a> {
+struct UnitRecord<'a> {
     collective: &'a Collective,
     /// For each height at which a subtree fills a page at most, the pairs of such a subtree.
     pairs: Vec<f64>,
 }
 
-impl Units<'_> {
-    fn of<K, V>(map: &FarBTreeMap<K, V>) -> Units<'_> {
+impl UnitRecord<'_> {
+    fn of<K, V>(map: &FarBTreeMap<K, V>) -> UnitRecord<'_> {
         let levels = map.root.map_or(0, |root| usize::from(root.height()) + 1);
         let children = (map.len as f64 + 1.0).powf(1.0 / levels.max(1) as f64);
         let page = map.collective.page_size().get() as f64;
@@ -53,7 +53,7 @@ impl Units<'_> {
             level *= children;
             nodes += level;
         }
-        Units { collective: &map.collective, pairs }
+        UnitRecord { collective: &map.collective, pairs }
     }
 
     fn fetch<K, V>(&self, nodes: &[Link<K, V>]) {

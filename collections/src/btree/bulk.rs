@@ -40,7 +40,7 @@ impl<K: Ord, V> FarBTreeMap<K, V> {
         if pairs.len() == 0 {
             return Ok(map);
         }
-        let builder = Builder { collective: &collective, strategy };
+        let builder = NodeMaker { collective: &collective, strategy };
         let len = pairs.len();
         let mut level = builder.leaves(pairs)?;
         while level.nodes.len() > 1 {
@@ -78,12 +78,12 @@ impl<K: Ord, V> FarBTreeMap<K, V> {
 }
 
 /// Maker of the nodes of a map that is built.
-struct Builder<'a> {
+struct NodeMaker<'a> {
     collective: &'a Arc<Collective>,
     strategy: TreeStrategy,
 }
 
-impl Builder<'_> {
+impl NodeMaker<'_> {
     fn leaves<K: Ord, V>(
         &self,
         mut pairs: impl ExactSizeIterator<Item = (K, V)>,

@@ -24,7 +24,7 @@ pub use place::TreeStrategy;
 
 use super::{Links, Refused};
 use crate::local_set::LocalSet;
-use crate::ordered::{Cursor, linked_map, map_traits};
+use crate::ordered::{MapCursor, linked_map, map_traits};
 use crate::sub::Collective;
 use node::Link;
 use path::Path;

@@ -12,7 +12,7 @@
 //! 3. Inner nodes have a height above zero.
 #![expect(unsafe_code, reason = "reads and writes nodes through raw pointers")]
 
-use crate::local_set::Member;
+use crate::local_set::SetNode;
 use crate::ordered::node_pointer;
 use std::alloc::Layout;
 use std::mem::MaybeUninit;
@@ -209,7 +209,7 @@ impl<K, V> Link<K, V> {
     }
 }
 
-impl<K, V> Member for Link<K, V> {
+impl<K, V> SetNode for Link<K, V> {
     fn priority(self) -> usize {
         usize::from(self.height())
     }

@@ -4,7 +4,7 @@
 //! that may have been evicted.
 
 use super::node::Link;
-use crate::ordered::Cursor;
+use crate::ordered::MapCursor;
 use std::borrow::Borrow;
 use std::cmp::Ordering;
 
@@ -149,7 +149,7 @@ impl<K, V> Path<K, V> {
     }
 }
 
-impl<K, V> Cursor<K, V> for Path<K, V> {
+impl<K, V> MapCursor<K, V> for Path<K, V> {
     fn peek<'a>(&self) -> Option<(&'a K, &'a V)>
     where
         K: 'a,

@@ -145,21 +145,21 @@ impl<K, V> FarBTreeMap<K, V> {
         let collective = self.collective.clone();
         let mut page = PageFiller::new(&collective, fill);
         let Some(root) = self.root else { return Ok(()) };
-        let mut open = vec![Piece::Tree(Cell::Root, usize::from(root.height()) + 1)];
+        let mut open = vec![TreePiece::Tree(Cell::Root, usize::from(root.height()) + 1)];
         while let Some(piece) = open.pop() {
             match piece {
-                Piece::Tree(_, 0) => {}
-                Piece::Tree(cell, 1) => self.relocate_to(cell, &mut page)?,
-                Piece::Tree(cell, height) => {
+                TreePiece::Tree(_, 0) => {}
+                TreePiece::Tree(cell, 1) => self.relocate_to(cell, &mut page)?,
+                TreePiece::Tree(cell, height) => {
                     let lower = height / 2;
-                    open.push(Piece::Below(cell, height - lower, lower));
-                    open.push(Piece::Tree(cell, height - lower));
+                    open.push(TreePiece::Below(cell, height - lower, lower));
+                    open.push(TreePiece::Tree(cell, height - lower));
                 }
                 // The nodes above have moved by now, so these cells stay.
-                Piece::Below(cell, down, height) => {
+                TreePiece::Below(cell, down, height) => {
                     let mut roots = self.descendants(cell, down);
                     roots.reverse();
-                    open.extend(roots.into_iter().map(|cell| Piece::Tree(cell, height)));
+                    open.extend(roots.into_iter().map(|cell| TreePiece::Tree(cell, height)));
                 }
             }
         }
@@ -181,7 +181,7 @@ impl<K, V> FarBTreeMap<K, V> {
 }
 
 /// A part of a tree that waits for its van Emde Boas layout.
-enum Piece<K, V> {
+enum TreePiece<K, V> {
     /// The upper levels, this many, of the subtree in a cell.
     Tree(Cell<K, V>, usize),
     /// All subtrees that begin this number of levels below a cell, each with this number of levels.

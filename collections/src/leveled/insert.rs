@@ -2,7 +2,7 @@
 
 use super::FarLeveledMap;
 use super::levels::Levels;
-use super::node::{Inner, KindMut, Node};
+use super::node::{Inner, ByKindMut, Node};
 use crate::Refused;
 use crate::sub::AllocError;
 
@@ -99,7 +99,7 @@ impl<K: Ord + Clone, V> FarLeveledMap<K, V> {
             }
             add_upper_half(levels, inner, level, at, fresh);
             let at = inner.child_of(&key);
-            if let KindMut::Leaf(leaf) = inner.values_mut(shape)[at].kind_mut() {
+            if let ByKindMut::Leaf(leaf) = inner.values_mut(shape)[at].kind_mut() {
                 let at = leaf.search(&key).expect_err("the key is new");
                 leaf.insert(levels.shape(0), at, key, value);
             }
@@ -110,7 +110,7 @@ impl<K: Ord + Clone, V> FarLeveledMap<K, V> {
 
 /// Puts the first pair into a leaf.
 fn fill_first<K, V>(levels: &Levels<K, V>, leaf: &mut Node<K, V>, key: K, value: V) {
-    if let KindMut::Leaf(leaf) = leaf.kind_mut() {
+    if let ByKindMut::Leaf(leaf) = leaf.kind_mut() {
         leaf.insert(levels.shape(0), 0, key, value);
     }
 }
@@ -139,12 +139,12 @@ fn add_upper_half<K: Clone, V>(
     let half = below.capacity / 2;
     let child = &mut parent.values_mut(shape)[at];
     let bound = match child.kind_mut() {
-        KindMut::Leaf(leaf) => leaf.keys()[half].clone(),
-        KindMut::Inner(inner) => inner.keys()[half].clone(),
+        ByKindMut::Leaf(leaf) => leaf.keys()[half].clone(),
+        ByKindMut::Inner(inner) => inner.keys()[half].clone(),
     };
     match (child.kind_mut(), upper.kind_mut()) {
-        (KindMut::Leaf(leaf), KindMut::Leaf(upper)) => leaf.move_tail(below, half, upper),
-        (KindMut::Inner(inner), KindMut::Inner(upper)) => inner.move_tail(below, half, upper),
+        (ByKindMut::Leaf(leaf), ByKindMut::Leaf(upper)) => leaf.move_tail(below, half, upper),
+        (ByKindMut::Inner(inner), ByKindMut::Inner(upper)) => inner.move_tail(below, half, upper),
         _ => unreachable!("both are of one level"),
     }
     parent.insert(shape, at + 1, bound, upper);

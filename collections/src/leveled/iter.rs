@@ -1,7 +1,7 @@
 //! Reading a leveled map in key order.
 
 use super::FarLeveledMap;
-use super::node::{Kind, Node};
+use super::node::{ByKind, Node};
 use crate::ordered::is_before_end;
 use crate::pairs::Shape;
 use farheap::ByteCount;
@@ -55,8 +55,8 @@ impl<K: Ord, V> FarLeveledMap<K, V> {
             && let Some(node) = scan.next_node()
         {
             match node.kind() {
-                Kind::Inner(inner) => scan.open.push(inner.values(self.shape_of(node)).iter()),
-                Kind::Leaf(leaf) => {
+                ByKind::Inner(inner) => scan.open.push(inner.values(self.shape_of(node)).iter()),
+                ByKind::Leaf(leaf) => {
                     pages.push((leaf.memory().as_ptr().cast_const(), ByteCount(1)));
                     left = left.saturating_sub(leaf.len());
                 }
@@ -76,12 +76,12 @@ impl<K: Ord, V> FarLeveledMap<K, V> {
         loop {
             let shape = self.shape_of(node);
             match node.kind() {
-                Kind::Inner(inner) => {
+                ByKind::Inner(inner) => {
                     let (at, children) = (inner.child_of(key), inner.values(shape));
                     iter.open.push(children[at + 1..].iter());
                     node = &children[at];
                 }
-                Kind::Leaf(leaf) => {
+                ByKind::Leaf(leaf) => {
                     let at = match leaf.search(key) {
                         Ok(at) => at + usize::from(is_behind),
                         Err(at) => at,
@@ -129,8 +129,8 @@ impl<'a, K, V> Iterator for LevelIter<'a, K, V> {
             let node = self.next_node()?;
             let shape = self.map.shape_of(node);
             match node.kind() {
-                Kind::Inner(inner) => self.open.push(inner.values(shape).iter()),
-                Kind::Leaf(leaf) => (self.keys, self.values) = (leaf.keys(), leaf.values(shape)),
+                ByKind::Inner(inner) => self.open.push(inner.values(shape).iter()),
+                ByKind::Leaf(leaf) => (self.keys, self.values) = (leaf.keys(), leaf.values(shape)),
             }
         }
         let (key, keys) = self.keys.split_first()?;

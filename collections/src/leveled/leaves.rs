@@ -4,13 +4,13 @@ use super::levels::Levels;
 use super::node::Node;
 
 /// The leaves of a tree that is taken apart, in key order.
-pub(super) struct Leaves<K, V> {
+pub(super) struct DrainedLeaves<K, V> {
     open: Vec<Node<K, V>>,
 }
 
-impl<K, V> Leaves<K, V> {
-    pub(super) fn of(root: Option<Node<K, V>>) -> Leaves<K, V> {
-        Leaves { open: root.into_iter().collect() }
+impl<K, V> DrainedLeaves<K, V> {
+    pub(super) fn of(root: Option<Node<K, V>>) -> DrainedLeaves<K, V> {
+        DrainedLeaves { open: root.into_iter().collect() }
     }
 
     /// The next leaf, which is the caller's; nodes above are freed when their last child is open.

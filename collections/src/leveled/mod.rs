@@ -30,9 +30,9 @@ use super::Links;
 use super::pairs::Shape;
 use crate::sub::{AllocError, Collective};
 use farheap::ByteCount;
-use leaves::Leaves;
+use leaves::DrainedLeaves;
 use levels::Levels;
-use node::{Inner, Kind, KindMut, Leaf, Node};
+use node::{Inner, ByKind, ByKindMut, Leaf, Node};
 use std::borrow::Borrow;
 use std::fmt;
 use std::sync::Arc;
@@ -138,7 +138,7 @@ impl<K, V> FarLeveledMap<K, V> {
     pub fn links(&self) -> Links {
         let mut links = Links::default();
         self.visit(|node| {
-            let Kind::Inner(inner) = node.kind() else { return };
+            let ByKind::Inner(inner) = node.kind() else { return };
             let is_local = self.levels.is_local(node);
             for child in inner.values(self.levels.shape(node.level())) {
                 match is_local && self.levels.is_local(child) {
@@ -155,7 +155,7 @@ impl<K, V> FarLeveledMap<K, V> {
         let mut open: Vec<&Node<K, V>> = self.root.iter().collect();
         while let Some(node) = open.pop() {
             see(node);
-            if let Kind::Inner(inner) = node.kind() {
+            if let ByKind::Inner(inner) = node.kind() {
                 open.extend(inner.values(self.levels.shape(node.level())));
             }
         }
@@ -173,10 +173,10 @@ impl<K, V> FarLeveledMap<K, V> {
     /// Removes all pairs.
     pub fn clear(&mut self) {
         self.len = 0;
-        let mut leaves = Leaves::of(self.root.take());
+        let mut leaves = DrainedLeaves::of(self.root.take());
         while let Some(mut leaf) = leaves.next(&self.levels) {
             let level = leaf.level();
-            if let KindMut::Leaf(leaf) = leaf.kind_mut() {
+            if let ByKindMut::Leaf(leaf) = leaf.kind_mut() {
                 leaf.clear(self.levels.shape(level));
             }
             self.levels.free(leaf);
@@ -194,8 +194,8 @@ impl<K: Ord, V> FarLeveledMap<K, V> {
         let mut node = self.root.as_ref()?;
         loop {
             match node.kind() {
-                Kind::Leaf(leaf) => return Some(leaf),
-                Kind::Inner(inner) => {
+                ByKind::Leaf(leaf) => return Some(leaf),
+                ByKind::Inner(inner) => {
                     let shape = self.levels.shape(node.level());
                     node = &inner.values(shape)[inner.child_of(key)];
                 }
@@ -212,8 +212,8 @@ impl<K: Ord, V> FarLeveledMap<K, V> {
         loop {
             let level = node.level();
             match node.kind_mut() {
-                KindMut::Leaf(leaf) => return Some(leaf),
-                KindMut::Inner(inner) => {
+                ByKindMut::Leaf(leaf) => return Some(leaf),
+                ByKindMut::Inner(inner) => {
                     let at = inner.child_of(key);
                     node = &mut inner.values_mut(self.levels.shape(level))[at];
                 }
@@ -270,7 +270,7 @@ impl<K: Ord, V> FarLeveledMap<K, V> {
         Q: Ord + ?Sized,
     {
         let (mut fork, mut node) = (None, self.root.as_ref()?);
-        while let Kind::Inner(inner) = node.kind() {
+        while let ByKind::Inner(inner) = node.kind() {
             if inner.len() > 1 {
                 fork = Some(node.level());
             }
@@ -298,7 +298,7 @@ impl<K: Ord, V> FarLeveledMap<K, V> {
             None => self.root.take(),
             Some((fork, at, shape)) => Some(fork.remove(shape, at).1),
         };
-        let mut leaves = Leaves::of(dead);
+        let mut leaves = DrainedLeaves::of(dead);
         while let Some(leaf) = leaves.next(&self.levels) {
             self.levels.free(leaf);
         }

@@ -50,9 +50,9 @@ impl<K, V> Node<K, V> {
     pub(super) unsafe fn move_to(&mut self, shape: Shape, memory: NonNull<u8>) -> NonNull<u8> {
         match self.kind_mut() {
             // SAFETY: promised by the caller.
-            KindMut::Leaf(leaf) => unsafe { leaf.move_to(shape, memory) },
+            ByKindMut::Leaf(leaf) => unsafe { leaf.move_to(shape, memory) },
             // SAFETY: as above.
-            KindMut::Inner(inner) => unsafe { inner.move_to(shape, memory) },
+            ByKindMut::Inner(inner) => unsafe { inner.move_to(shape, memory) },
         }
     }
 
@@ -63,54 +63,54 @@ impl<K, V> Node<K, V> {
         leaf.extra as usize
     }
 
-    pub(super) fn kind(&self) -> Kind<'_, K, V> {
+    pub(super) fn kind(&self) -> ByKind<'_, K, V> {
         if self.level() == 0 {
             // SAFETY: a node of level 0 is a leaf (invariant 1).
-            return Kind::Leaf(unsafe { &self.leaf });
+            return ByKind::Leaf(unsafe { &self.leaf });
         }
         // SAFETY: and no other is.
-        Kind::Inner(unsafe { &self.inner })
+        ByKind::Inner(unsafe { &self.inner })
     }
 
-    pub(super) fn kind_mut(&mut self) -> KindMut<'_, K, V> {
+    pub(super) fn kind_mut(&mut self) -> ByKindMut<'_, K, V> {
         if self.level() == 0 {
             // SAFETY: a node of level 0 is a leaf (invariant 1).
-            return KindMut::Leaf(unsafe { &mut self.leaf });
+            return ByKindMut::Leaf(unsafe { &mut self.leaf });
         }
         // SAFETY: and no other is.
-        KindMut::Inner(unsafe { &mut self.inner })
+        ByKindMut::Inner(unsafe { &mut self.inner })
     }
 
     pub(super) fn inner_mut(&mut self) -> Option<&mut Inner<K, V>> {
         match self.kind_mut() {
-            KindMut::Leaf(_) => None,
-            KindMut::Inner(inner) => Some(inner),
+            ByKindMut::Leaf(_) => None,
+            ByKindMut::Inner(inner) => Some(inner),
         }
     }
 
     pub(super) fn memory(&self) -> NonNull<u8> {
         match self.kind() {
-            Kind::Leaf(leaf) => leaf.memory(),
-            Kind::Inner(inner) => inner.memory(),
+            ByKind::Leaf(leaf) => leaf.memory(),
+            ByKind::Inner(inner) => inner.memory(),
         }
     }
 
     pub(super) fn len(&self) -> usize {
         match self.kind() {
-            Kind::Leaf(leaf) => leaf.len(),
-            Kind::Inner(inner) => inner.len(),
+            ByKind::Leaf(leaf) => leaf.len(),
+            ByKind::Inner(inner) => inner.len(),
         }
     }
 }
 
 /// A node by its kind.
-pub(super) enum Kind<'a, K, V> {
+pub(super) enum ByKind<'a, K, V> {
     Leaf(&'a Leaf<K, V>),
     Inner(&'a Inner<K, V>),
 }
 
-/// As [`Kind`], for changing it.
-pub(super) enum KindMut<'a, K, V> {
+/// As [`ByKind`], for changing it.
+pub(super) enum ByKindMut<'a, K, V> {
     Leaf(&'a mut Leaf<K, V>),
     Inner(&'a mut Inner<K, V>),
 }

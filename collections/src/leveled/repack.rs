@@ -1,9 +1,9 @@
 //! Rebuilding the tree: full nodes, other page sizes, upper levels in local memory first.
 
 use super::FarLeveledMap;
-use super::leaves::Leaves;
+use super::leaves::DrainedLeaves;
 use super::levels::Levels;
-use super::node::{KindMut, Node};
+use super::node::{ByKindMut, Node};
 use super::plan;
 use crate::sub::{AllocError, Collective};
 use std::sync::Arc;
@@ -41,10 +41,10 @@ impl<K: Ord + Clone, V> FarLeveledMap<K, V> {
         let mut fresh = allocate_all(&to, self.len, most)?;
         let from = std::mem::replace(&mut self.levels, to);
         let (len, to) = (std::mem::take(&mut self.len), &self.levels);
-        let mut old = Leaves::of(self.root.take());
+        let mut old = DrainedLeaves::of(self.root.take());
         let mut done: Vec<(K, Node<K, V>)> = Vec::new();
         while let Some(mut node) = old.next(&from) {
-            let KindMut::Leaf(source) = node.kind_mut() else { continue };
+            let ByKindMut::Leaf(source) = node.kind_mut() else { continue };
             while source.len() > 0 {
                 let last = done.last_mut().filter(|(_, last)| last.len() < most);
                 let Some((_, last)) = last else {
@@ -52,7 +52,7 @@ impl<K: Ord + Clone, V> FarLeveledMap<K, V> {
                     done.push((source.keys()[0].clone(), leaf));
                     continue;
                 };
-                let KindMut::Leaf(last) = last.kind_mut() else { continue };
+                let ByKindMut::Leaf(last) = last.kind_mut() else { continue };
                 let count = source.len().min(most - last.len());
                 source.move_head(from.shape(0), count, last, shape);
             }
@@ -159,7 +159,7 @@ impl<K, V> FarLeveledMap<K, V> {
                     Err(error) => return Err(error),
                 }
             }
-            if let KindMut::Inner(inner) = node.kind_mut()
+            if let ByKindMut::Inner(inner) = node.kind_mut()
                 && level > 1
             {
                 open.extend(inner.values_mut(levels.shape(level)));

@@ -11,30 +11,30 @@ use farheap::{Error, PageId, Result};
 use std::sync::Arc;
 
 /// The open node of a level.
-struct Open {
+struct OpenNode {
     node: Vec<u8>,
     /// Where its range of keys begins.
     from: Vec<u8>,
 }
 
-impl Open {
-    fn new(tree: &BTree, level: usize, from: Vec<u8>) -> Open {
+impl OpenNode {
+    fn new(tree: &BTree, level: usize, from: Vec<u8>) -> OpenNode {
         let mut node = vec![0; tree.pool.payload()];
         NodeMut(&mut node).clear(level == 0);
-        Open { node, from }
+        OpenNode { node, from }
     }
 }
 
 /// Entry of a closed node for the level above.
-struct Named {
+struct ClosedNode {
     from: Vec<u8>,
     child: Child,
 }
 
-struct Loader {
+struct BulkLoader {
     tree: BTree,
     /// Leaves first.
-    levels: Vec<Open>,
+    levels: Vec<OpenNode>,
     /// Pages of closed nodes.
     closed: Vec<PageId>,
 }
@@ -66,8 +66,8 @@ impl BTree {
         entries: impl IntoIterator<Item = (K, V)>,
     ) -> Result<BTree> {
         let tree = BTree::create(pool)?;
-        let leaves = Open::new(&tree, 0, Vec::new());
-        let mut loader = Loader { tree, levels: vec![leaves], closed: Vec::new() };
+        let leaves = OpenNode::new(&tree, 0, Vec::new());
+        let mut loader = BulkLoader { tree, levels: vec![leaves], closed: Vec::new() };
         match loader.load(entries) {
             Ok(()) => Ok(loader.tree),
             Err(error) => {
@@ -81,7 +81,7 @@ impl BTree {
     }
 }
 
-impl Loader {
+impl BulkLoader {
     fn load<K: AsRef<[u8]>, V: AsRef<[u8]>>(
         &mut self,
         entries: impl IntoIterator<Item = (K, V)>,
@@ -107,11 +107,11 @@ impl Loader {
     }
 
     /// Adds to the level above `level` what names a node that was closed.
-    fn add_above(&mut self, mut level: usize, mut named: Named) -> Result<()> {
+    fn add_above(&mut self, mut level: usize, mut named: ClosedNode) -> Result<()> {
         loop {
             level += 1;
             if level == self.levels.len() {
-                self.levels.push(Open::new(&self.tree, level, named.from.clone()));
+                self.levels.push(OpenNode::new(&self.tree, level, named.from.clone()));
             }
             let entry = named.child.to_bytes();
             if NodeMut(&mut self.levels[level].node).try_push(&named.from, &entry) {
@@ -124,14 +124,14 @@ impl Loader {
     }
 
     /// Gives the open node of a level a page of its own, and begins the next one at `from`.
-    fn close(&mut self, level: usize, from: &[u8]) -> Result<Named> {
+    fn close(&mut self, level: usize, from: &[u8]) -> Result<ClosedNode> {
         let mut page = self.tree.pool.allocate()?;
         self.closed.push(page.id());
         let open = &mut self.levels[level];
         page.copy_from_slice(&open.node);
         let child = self.tree.stamped(&mut page);
         NodeMut(&mut open.node).clear(level == 0);
-        Ok(Named { from: std::mem::replace(&mut open.from, from.to_vec()), child })
+        Ok(ClosedNode { from: std::mem::replace(&mut open.from, from.to_vec()), child })
     }
 
     /// Closes what is open; the node of the last level is the root.

@@ -153,18 +153,18 @@ fn write_length(bytes: &mut [u8], at: usize, len: usize) -> usize {
 
 /// Where an entry has its key, and behind it its value.
 #[derive(Clone, Copy)]
-struct Entry {
+struct EntryPlace {
     key: usize,
     key_len: usize,
     value_len: usize,
 }
 
-impl Entry {
+impl EntryPlace {
     #[inline]
-    fn read<B: Bytes>(bytes: B, slot: Slot) -> Option<Entry> {
+    fn read<B: Bytes>(bytes: B, slot: Slot) -> Option<EntryPlace> {
         let (key_len, at) = length(bytes, slot.entry())?;
         let (value_len, key) = length(bytes, at)?;
-        Some(Entry { key, key_len, value_len })
+        Some(EntryPlace { key, key_len, value_len })
     }
 
     fn key(self) -> Range<usize> {
@@ -187,7 +187,7 @@ fn find<B: Bytes>(bytes: B, key: &[u8]) -> Option<Result<usize, usize>> {
         let slot = Slot::read(bytes, middle)?;
         let mut order = slot.head().cmp(&head);
         if order == Ordering::Equal {
-            let entry = Entry::read(bytes, slot)?;
+            let entry = EntryPlace::read(bytes, slot)?;
             order = bytes.compare(entry.key, entry.key_len, key)?;
         }
         match order {
@@ -202,7 +202,7 @@ fn find<B: Bytes>(bytes: B, key: &[u8]) -> Option<Result<usize, usize>> {
         return Some(Err(low));
     }
     // One that a caller looks at next.
-    let beside = Entry::read(bytes, Slot::read(bytes, low.saturating_sub(1).max(first))?)?;
+    let beside = EntryPlace::read(bytes, Slot::read(bytes, low.saturating_sub(1).max(first))?)?;
     let begin = &key[..skip.min(key.len())];
     Some(Err(match bytes.compare(beside.key, skip, begin)? {
         Ordering::Equal => low,
@@ -257,8 +257,8 @@ impl<'a> Node<'a> {
         read(self.0, COUNT_AT).expect(WHOLE)
     }
 
-    fn entry(self, slot: usize) -> Entry {
-        let entry = Slot::read(self.0, slot).and_then(|slot| Entry::read(self.0, slot));
+    fn entry(self, slot: usize) -> EntryPlace {
+        let entry = Slot::read(self.0, slot).and_then(|slot| EntryPlace::read(self.0, slot));
         entry.expect(WHOLE)
     }
 
@@ -311,8 +311,8 @@ impl<'a> Node<'a> {
     }
 
     /// New keys in a row each of which went right behind the one before, and where the last of them is.
-    pub(super) fn run(self) -> Run {
-        Run { length: self.0[RUN_AT], last: self.0.u16(LAST_AT).expect(WHOLE) }
+    pub(super) fn run(self) -> AscendingRun {
+        AscendingRun { length: self.0[RUN_AT], last: self.0.u16(LAST_AT).expect(WHOLE) }
     }
 
     /// Where the entries begin.
@@ -343,7 +343,7 @@ impl<'a> Node<'a> {
 
 /// Keys that come in ascending order: new ones that went into a leaf each right behind the one before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Run {
+pub(super) struct AscendingRun {
     length: u8,
     last: u16,
 }
@@ -351,11 +351,11 @@ pub(super) struct Run {
 /// From this length on a run is expected to go on.
 const RUN_MIN: u8 = 3;
 
-impl Run {
+impl AscendingRun {
     /// The run when a new key goes to `slot`.
-    fn with(self, slot: usize) -> Run {
+    fn with(self, slot: usize) -> AscendingRun {
         let goes_on = slot as u16 == self.last.wrapping_add(1);
-        Run { length: if goes_on { self.length.saturating_add(1) } else { 0 }, last: slot as u16 }
+        AscendingRun { length: if goes_on { self.length.saturating_add(1) } else { 0 }, last: slot as u16 }
     }
 
     /// True if a key that goes to `slot` is one more of several.
@@ -364,8 +364,8 @@ impl Run {
     }
 
     /// The run that goes on at `slot`.
-    pub(super) fn before(self, slot: usize) -> Run {
-        Run { last: (slot as u16).wrapping_sub(1), ..self }
+    pub(super) fn before(self, slot: usize) -> AscendingRun {
+        AscendingRun { last: (slot as u16).wrapping_sub(1), ..self }
     }
 }
 
@@ -386,7 +386,7 @@ impl NodeMut<'_> {
         write(self.0, HEAP_AT, end);
     }
 
-    pub(super) fn set_run(&mut self, run: Run) {
+    pub(super) fn set_run(&mut self, run: AscendingRun) {
         self.0[RUN_AT] = run.length;
         write(self.0, LAST_AT, usize::from(run.last));
     }
@@ -530,13 +530,13 @@ impl View<'_> {
 
     pub(super) fn child_of(self, key: &[u8]) -> Option<Child> {
         let slot = find(self.0, key)?.unwrap_or_else(|slot| slot.saturating_sub(1));
-        let value = Entry::read(self.0, Slot::read(self.0, slot)?)?.value().start;
+        let value = EntryPlace::read(self.0, Slot::read(self.0, slot)?)?.value().start;
         Some(Child { page: self.0.u64(value)?, stamp: self.0.u64(value + 8)? })
     }
 
     pub(super) fn value_of(self, key: &[u8]) -> Option<Option<Vec<u8>>> {
         let Ok(slot) = find(self.0, key)? else { return Some(None) };
-        let entry = Entry::read(self.0, Slot::read(self.0, slot)?)?;
+        let entry = EntryPlace::read(self.0, Slot::read(self.0, slot)?)?;
         let mut value = vec![0; entry.value_len];
         self.0.copy_to(entry.value().start, &mut value)?;
         Some(Some(value))

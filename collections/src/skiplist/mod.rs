@@ -16,7 +16,7 @@ mod place;
 pub use place::ListStrategy;
 
 use super::local_set::LocalSet;
-use super::ordered::{Cursor, linked_map, map_traits};
+use super::ordered::{MapCursor, linked_map, map_traits};
 use super::{Links, Refused};
 use crate::sub::{AllocError, Collective};
 use node::{LEVELS_MAX, Link};
@@ -330,7 +330,7 @@ impl<K: Ord, V> FarSkipList<K, V> {
 #[derive(Debug)]
 struct Walk<K, V>(Option<Link<K, V>>);
 
-impl<K, V> Cursor<K, V> for Walk<K, V> {
+impl<K, V> MapCursor<K, V> for Walk<K, V> {
     fn peek<'a>(&self) -> Option<(&'a K, &'a V)>
     where
         K: 'a,

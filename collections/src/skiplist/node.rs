@@ -9,7 +9,7 @@
 //! 2. A node has 1 to [`LEVELS_MAX`] levels, for life, and all their links are initialised.
 #![expect(unsafe_code, reason = "reads and writes nodes through raw pointers")]
 
-use crate::local_set::Member;
+use crate::local_set::SetNode;
 use crate::ordered::node_pointer;
 use std::alloc::Layout;
 use std::ptr::NonNull;
@@ -127,7 +127,7 @@ impl<K, V> Link<K, V> {
     }
 }
 
-impl<K, V> Member for Link<K, V> {
+impl<K, V> SetNode for Link<K, V> {
     fn priority(self) -> usize {
         self.levels()
     }

@@ -9,7 +9,7 @@
 #![expect(unsafe_code, reason = "declares the unsafe call that frees; drops freed pages")]
 
 use super::pages::{GRANULE, Owner, Pages, Pool, Reuse, granules};
-use crate::sys::Memory;
+use crate::sys::WordMapping;
 use farheap::region::{Region, RegionConfig, Stats};
 use farheap::store::Store;
 use farheap::{ByteCount, Error};
@@ -146,12 +146,12 @@ pub struct Collective {
     /// Where the local arena begins; anywhere when its capacity is zero.
     local_base: usize,
     local_capacity: usize,
-    state: Mutex<State>,
-    _local: Option<Memory>,
+    state: Mutex<CollectiveState>,
+    _local: Option<WordMapping>,
 }
 
 #[derive(Debug)]
-struct State {
+struct CollectiveState {
     far: Pages,
     swappable: Pool,
     hinted: Pool,
@@ -181,7 +181,7 @@ impl Collective {
         let local_capacity = config.local.as_usize() / GRANULE * GRANULE;
         let (local, local_pages) = local_arena(local_capacity)?;
         let local_count = local_capacity.div_ceil(LOCAL_PAGE) as u32;
-        let state = State {
+        let state = CollectiveState {
             far,
             swappable: Pool::new(Owner::Swappable, Reuse::HalfEmpty),
             hinted: Pool::new(Owner::Hinted, Reuse::Always),
@@ -201,7 +201,7 @@ impl Collective {
             far_len,
             page_bytes,
             page_shift: page_bytes.trailing_zeros(),
-            local_base: local.as_ref().map_or(0, Memory::addr),
+            local_base: local.as_ref().map_or(0, WordMapping::addr),
             local_capacity,
             state: Mutex::new(state),
             _local: local,
@@ -277,7 +277,7 @@ impl Collective {
     }
 
     /// Poisoning is ignored: the state is valid at every step.
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, CollectiveState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -388,7 +388,7 @@ impl Collective {
         Ok(pointer(state.far.take(page, layout).expect("an empty page has room")))
     }
 
-    fn allocate_large(&self, state: &mut State, layout: Layout) -> Result<NonNull<u8>, AllocError> {
+    fn allocate_large(&self, state: &mut CollectiveState, layout: Layout) -> Result<NonNull<u8>, AllocError> {
         if layout.align() > self.page_bytes {
             return Err(AllocError::Align { align: layout.align(), max: self.page_bytes });
         }
@@ -428,7 +428,7 @@ impl Collective {
         }
     }
 
-    fn fresh_page(&self, state: &mut State, owner: Owner) -> Result<u32, AllocError> {
+    fn fresh_page(&self, state: &mut CollectiveState, owner: Owner) -> Result<u32, AllocError> {
         let page = match self.kept_page(state).or_else(|| state.free.pop()) {
             Some(page) => page,
             None => self.next_of_chunk(state)?,
@@ -439,7 +439,7 @@ impl Collective {
     }
 
     /// An empty page that was kept; what was evicted of it meanwhile is not read again.
-    fn kept_page(&self, state: &mut State) -> Option<u32> {
+    fn kept_page(&self, state: &mut CollectiveState) -> Option<u32> {
         let page = state.kept.pop()?;
         if !self.region.is_at_hand(state.far.addr(page) as *const u8) {
             self.drop_contents(state, page, 1);
@@ -448,7 +448,7 @@ impl Collective {
     }
 
     /// Takes a page of the last chunk mapped; maps another one, or at least a page, if need be.
-    fn next_of_chunk(&self, state: &mut State) -> Result<u32, AllocError> {
+    fn next_of_chunk(&self, state: &mut CollectiveState) -> Result<u32, AllocError> {
         if let Some(page) = state.chunk.next() {
             return Ok(page);
         }
@@ -464,7 +464,7 @@ impl Collective {
 
     /// Takes a page back that holds nothing. While there is room it stays as it is: a page costs as
     /// much as a hundred allocations to drop and to fault in again (`docs/design/placement.md`).
-    fn release_page(&self, state: &mut State, page: u32) {
+    fn release_page(&self, state: &mut CollectiveState, page: u32) {
         state.far.set_owner(page, Owner::Free);
         state.in_use -= 1;
         let keeps = self.region.limit().get() / KEPT_DIVISOR / self.page_bytes as u64;
@@ -480,7 +480,7 @@ impl Collective {
         state.free.extend(pages);
     }
 
-    fn drop_contents(&self, state: &State, first: u32, count: usize) {
+    fn drop_contents(&self, state: &CollectiveState, first: u32, count: usize) {
         let (addr, len) = (state.far.addr(first), ByteCount((count * self.page_bytes) as u64));
         // SAFETY: the pages hold no object (they are idle), so nobody needs their contents.
         unsafe { self.region.discard(addr as *const u8, len) }.expect("a page lies in the region");
@@ -532,7 +532,7 @@ impl Collective {
     }
 }
 
-impl State {
+impl CollectiveState {
     fn may_allocate(&mut self) -> Result<(), AllocError> {
         match &mut self.refuse_after {
             None => Ok(()),
@@ -546,12 +546,12 @@ impl State {
 }
 
 /// The mapping of the local arena and the state of its pages; nothing for a capacity of zero.
-fn local_arena(capacity: usize) -> Result<(Option<Memory>, Pages)> {
+fn local_arena(capacity: usize) -> Result<(Option<WordMapping>, Pages)> {
     let count = capacity.div_ceil(LOCAL_PAGE);
     if count == 0 {
         return Ok((None, Pages::new(0, LOCAL_PAGE, 0)?));
     }
-    let mapping = Memory::map(count * LOCAL_PAGE, LOCAL_PAGE)?;
+    let mapping = WordMapping::map(count * LOCAL_PAGE, LOCAL_PAGE)?;
     let mut pages = Pages::new(mapping.addr(), LOCAL_PAGE, count)?;
     let tail = capacity - (count - 1) * LOCAL_PAGE;
     if tail < LOCAL_PAGE {

@@ -13,7 +13,7 @@
 //! 3. No bit of the first `full_words` words is clear.
 
 use super::runs;
-use crate::sys::Memory;
+use crate::sys::WordMapping;
 use farheap::Result;
 use std::alloc::Layout;
 
@@ -60,7 +60,7 @@ pub(super) fn granules(layout: Layout) -> usize {
 /// word 1:  63..48 - | 47..40 listed | 39..32 owner | 31..0 full_words
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Head {
+pub(super) struct PageHead {
     /// Granules in use; of an object larger than a page, its pages.
     used: u32,
     /// How often it is kept from being given back.
@@ -79,11 +79,11 @@ const HEAD_WORDS: usize = 2;
 /// Words of a cache line.
 const LINE_WORDS: usize = 8;
 
-impl Head {
+impl PageHead {
     #[inline]
-    fn of(note: &[u64]) -> Head {
+    fn of(note: &[u64]) -> PageHead {
         let (first, second) = (note[0], note[1]);
-        Head {
+        PageHead {
             used: first as u32,
             holds: (first >> 32) as u32,
             full_words: second as u32,
@@ -112,8 +112,8 @@ impl Head {
 
     /// As of a page that somebody holds on to.
     #[inline]
-    pub(super) fn held(self) -> Head {
-        Head { holds: self.holds + 1, ..self }
+    pub(super) fn held(self) -> PageHead {
+        PageHead { holds: self.holds + 1, ..self }
     }
 }
 
@@ -137,7 +137,7 @@ pub(super) struct Pages {
     base: usize,
     page_shift: u32,
     note_words: usize,
-    notes: Memory,
+    notes: WordMapping,
 }
 
 impl Pages {
@@ -145,7 +145,7 @@ impl Pages {
     pub(super) fn new(base: usize, page_bytes: usize, count: usize) -> Result<Pages> {
         assert!(page_bytes.is_power_of_two() && page_bytes >= 64 * GRANULE, "{page_bytes}");
         let note_words = (HEAD_WORDS + page_bytes / GRANULE / 64).next_multiple_of(LINE_WORDS);
-        let notes = Memory::map(count * note_words * size_of::<u64>(), PAGE)?;
+        let notes = WordMapping::map(count * note_words * size_of::<u64>(), PAGE)?;
         Ok(Pages { base, page_shift: page_bytes.trailing_zeros(), note_words, notes })
     }
 
@@ -171,13 +171,13 @@ impl Pages {
     }
 
     #[inline]
-    fn head(&self, page: u32) -> Head {
-        Head::of(self.note(page))
+    fn head(&self, page: u32) -> PageHead {
+        PageHead::of(self.note(page))
     }
 
-    fn change(&mut self, page: u32, change: impl FnOnce(&mut Head)) {
+    fn change(&mut self, page: u32, change: impl FnOnce(&mut PageHead)) {
         let note = self.note_mut(page);
-        let mut head = Head::of(note);
+        let mut head = PageHead::of(note);
         change(&mut head);
         head.write_to(note);
     }
@@ -229,7 +229,7 @@ impl Pages {
         let want = granules(layout);
         let (addr, words) = (self.addr(page), self.bit_words());
         let note = self.note_mut(page);
-        let mut head = Head::of(note);
+        let mut head = PageHead::of(note);
         if head.used as usize + want > words * 64 {
             return None;
         }
@@ -250,13 +250,13 @@ impl Pages {
     /// # Panics
     /// When these are not the granules of an object: a double free, or a wrong layout.
     #[inline]
-    pub(super) fn give(&mut self, addr: usize, layout: Layout) -> (u32, Head) {
+    pub(super) fn give(&mut self, addr: usize, layout: Layout) -> (u32, PageHead) {
         assert!(addr.is_multiple_of(GRANULE), "freed {addr:#x}, which is inside of an object");
         let page = self.page_of(addr);
         let at = (addr - self.addr(page)) / GRANULE;
         let (count, words) = (granules(layout), self.bit_words());
         let note = self.note_mut(page);
-        let mut head = Head::of(note);
+        let mut head = PageHead::of(note);
         let was_set = runs::clear(&mut note[HEAD_WORDS..HEAD_WORDS + words], at, count);
         assert!(was_set, "freed {count} granules at {addr:#x} twice");
         head.used -= count as u32;
@@ -350,7 +350,7 @@ impl Pool {
     /// Notes that a page of this pool lost an object, and has this head since; returns whether the page
     /// can be given back.
     #[inline]
-    pub(super) fn freed(&mut self, pages: &mut Pages, page: u32, head: Head) -> bool {
+    pub(super) fn freed(&mut self, pages: &mut Pages, page: u32, head: PageHead) -> bool {
         if self.current == Some(page) {
             return false;
         }

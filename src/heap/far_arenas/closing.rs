@@ -5,9 +5,9 @@
 use super::FarArenas;
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
-use crate::heap::entry::Entry;
+use crate::heap::entry::Entrance;
 use crate::heap::placement;
-use crate::heap::thread_cache::{Control, Revoked, ThreadCache, ThreadCaches};
+use crate::heap::thread_cache::{Revoker, Revoked, ThreadCache, ThreadCaches};
 use crate::sys::membarrier;
 use std::time::Duration;
 
@@ -49,7 +49,7 @@ impl FarArenas {
 
 /// Revokes all caches and waits until no thread is inside the tier; returns what is inside the
 /// caches then. `None`: a thread does not leave.
-fn wait_until_alone(caches: &ThreadCaches, entry: &Entry) -> Option<Vec<Revoked<'static>>> {
+fn wait_until_alone(caches: &ThreadCaches, entry: &Entrance) -> Option<Vec<Revoked<'static>>> {
     // A thread that claims a cache is counted in the shared path: once that is empty, `caches` is
     // complete.
     if !wait(|| entry.is_empty()) {
@@ -81,7 +81,7 @@ fn wait_until_alone(caches: &ThreadCaches, entry: &Entry) -> Option<Vec<Revoked<
 pub(crate) struct ClosedArenas<'a> {
     arenas: &'a FarArenas,
     caches: Vec<Revoked<'static>>,
-    _control: Control<'a>,
+    _control: Revoker<'a>,
 }
 
 impl ClosedArenas<'_> {

@@ -10,7 +10,7 @@
 //! # Invariants
 //! 1. The parts of all caches together never exceed the allowance, until it is made smaller: then
 //!    no part grows until enough has been returned.
-//! 2. A [`Part`] is changed by one thread at a time, the one inside its cache.
+//! 2. A [`CacheShare`] is changed by one thread at a time, the one inside its cache.
 
 use crate::base::sync::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
@@ -25,7 +25,7 @@ pub(in crate::heap) struct Allowance {
 }
 
 /// One cache's part of an [`Allowance`].
-pub(super) struct Part {
+pub(super) struct CacheShare {
     bytes: AtomicUsize,
 }
 
@@ -71,9 +71,9 @@ impl Allowance {
     }
 }
 
-impl Part {
-    pub(super) fn new() -> Part {
-        Part { bytes: AtomicUsize::new(0) }
+impl CacheShare {
+    pub(super) fn new() -> CacheShare {
+        CacheShare { bytes: AtomicUsize::new(0) }
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn the_first_half_is_anybodys_and_the_rest_is_shared() {
-        let (all, first, second) = (Allowance::new(100), Part::new(), Part::new());
+        let (all, first, second) = (Allowance::new(100), CacheShare::new(), CacheShare::new());
         assert!(first.take(&all, 40) && second.take(&all, 10));
         assert!(!first.take(&all, 20), "more than its share, and half is taken");
         assert!(!all.take_refused());
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn an_allowance_made_smaller_is_exceeded_until_enough_has_come_back() {
-        let (all, first, second) = (Allowance::new(100), Part::new(), Part::new());
+        let (all, first, second) = (Allowance::new(100), CacheShare::new(), CacheShare::new());
         assert!(first.take(&all, 50) && second.take(&all, 10));
         all.set_total(40);
         assert!(all.is_exceeded() && !second.take(&all, 1));
@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn who_is_refused_a_fair_share_is_noticed_once() {
-        let (all, hog, other) = (Allowance::new(100), Part::new(), Part::new());
+        let (all, hog, other) = (Allowance::new(100), CacheShare::new(), CacheShare::new());
         assert!(hog.take(&all, 90));
         assert!(!other.take(&all, 20));
         assert_eq!((all.take_refused(), all.take_refused(), all.share()), (true, false, 100));

@@ -7,13 +7,13 @@
 //!
 //! # Invariants
 //! 1. At most one [`Access`] or [`Revoked`] of a cache exists.
-//! 2. Caches are revoked by one thread at a time, the holder of their [`Control`](super::caches::Control).
+//! 2. Caches are revoked by one thread at a time, the holder of their [`Revoker`](super::caches::Revoker).
 //! 3. `counts` are written through an `Access` only.
 //! 4. A cache is never freed: a sleeping thread may hold a reference into a tier that is gone.
 
 #![expect(unsafe_code, reason = "hands out what a lock protects")]
 
-use super::allowance::{Allowance, Part};
+use super::allowance::{Allowance, CacheShare};
 use super::biased_lock::BiasedLock;
 use super::large::LargeMagazines;
 use super::magazine::{self, Magazines, SMALL_LAST, SmallClass};
@@ -43,10 +43,10 @@ pub(in crate::heap) struct ThreadCache {
     flushed: AtomicU64,
     /// Allowance of all caches, and of this one.
     allowance: &'static Allowance,
-    part: Part,
+    part: CacheShare,
     /// The process whose memory the cache keeps; `None`: a forked child has that memory, too.
     born: Option<Born>,
-    contents: UnsafeCell<Contents>,
+    contents: UnsafeCell<CacheContents>,
 }
 
 // SAFETY: `contents` is used through an `Access` or a `Revoked` only, and there is at most one
@@ -56,7 +56,7 @@ unsafe impl Sync for ThreadCache {}
 // SAFETY: as for `Sync`; nothing in a cache belongs to a thread.
 unsafe impl Send for ThreadCache {}
 
-struct Contents {
+struct CacheContents {
     /// Dropped when the tier closes, 29 KiB a cache. The cache stays, see invariant 4.
     magazines: ManuallyDrop<Magazines>,
     large: ManuallyDrop<LargeMagazines>,
@@ -137,7 +137,7 @@ impl ThreadCache {
     ) -> ThreadCache {
         let magazines = ManuallyDrop::new(magazines);
         let large = ManuallyDrop::new(LargeMagazines::new());
-        let contents = Contents {
+        let contents = CacheContents {
             magazines,
             large,
             arena,
@@ -154,7 +154,7 @@ impl ThreadCache {
             seen: AtomicU64::new(0),
             flushed: AtomicU64::new(0),
             allowance,
-            part: Part::new(),
+            part: CacheShare::new(),
             born,
             contents: UnsafeCell::new(contents),
         }
@@ -228,7 +228,7 @@ impl ThreadCache {
 }
 
 impl Access<'_> {
-    fn contents(&mut self) -> &mut Contents {
+    fn contents(&mut self) -> &mut CacheContents {
         // SAFETY: this is the only access (invariant 1), borrowed exclusively.
         unsafe { &mut *self.cache.contents.get() }
     }
@@ -393,7 +393,7 @@ impl Access<'_> {
 }
 
 impl Revoked<'_> {
-    fn contents(&mut self) -> &mut Contents {
+    fn contents(&mut self) -> &mut CacheContents {
         // SAFETY: this is the only access (invariant 1), borrowed exclusively.
         unsafe { &mut *self.cache.contents.get() }
     }
@@ -425,7 +425,7 @@ impl Revoked<'_> {
     }
 }
 
-impl Contents {
+impl CacheContents {
     #[inline]
     fn take(&mut self, class: usize, align: usize) -> Option<*mut u8> {
         if class <= SMALL_LAST {

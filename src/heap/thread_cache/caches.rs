@@ -3,7 +3,7 @@
 //! Uses `cache`, `allowance`; owned by `FarArenas`, and by `local` for local memory.
 //!
 //! # Invariants
-//! 1. Caches are revoked only by the holder of the [`Control`], of which there is at most one.
+//! 1. Caches are revoked only by the holder of the [`Revoker`], of which there is at most one.
 
 #![expect(unsafe_code, reason = "opens what other threads own")]
 
@@ -45,11 +45,11 @@ pub(in crate::heap) fn suited(few: ByteCount, more: ByteCount) -> ByteCount {
 const SEGMENT: usize = 64;
 
 /// Places of caches.
-type Segment = [OnceLock<&'static ThreadCache>; SEGMENT];
+type CacheSegment = [OnceLock<&'static ThreadCache>; SEGMENT];
 
 /// The caches of a tier.
 pub(in crate::heap) struct ThreadCaches {
-    segments: [OnceLock<Box<Segment>>; CACHES_MAX / SEGMENT],
+    segments: [OnceLock<Box<CacheSegment>>; CACHES_MAX / SEGMENT],
     /// ThreadCaches that exist: all below this index, but for one that is just being made.
     len: AtomicUsize,
     allowance: &'static Allowance,
@@ -121,20 +121,20 @@ impl ThreadCaches {
     }
 
     /// Becomes the thread that may revoke caches; `None` while another one is.
-    pub(in crate::heap) fn take_control(&self) -> Option<Control<'_>> {
-        // Pairs with the Release in `Control::drop`.
+    pub(in crate::heap) fn take_control(&self) -> Option<Revoker<'_>> {
+        // Pairs with the Release in `Revoker::drop`.
         let free = self.control.compare_exchange(false, true, Acquire, Relaxed).is_ok();
-        // Not `then_some`: a `Control` that is made is dropped, and frees the holder's.
-        free.then(|| Control { caches: self })
+        // Not `then_some`: a `Revoker` that is made is dropped, and frees the holder's.
+        free.then(|| Revoker { caches: self })
     }
 }
 
 /// The right to revoke caches.
-pub(in crate::heap) struct Control<'a> {
+pub(in crate::heap) struct Revoker<'a> {
     caches: &'a ThreadCaches,
 }
 
-impl Control<'_> {
+impl Revoker<'_> {
     /// Empties the caches that `choose` selects, unless their owners are inside. The caches are in
     /// use: not those of a tier that is closed.
     pub(in crate::heap) fn flush(&self, choose: impl Fn(&ThreadCache) -> bool, what: Flush) {
@@ -153,7 +153,7 @@ impl Control<'_> {
     }
 }
 
-impl Drop for Control<'_> {
+impl Drop for Revoker<'_> {
     fn drop(&mut self) {
         self.caches.control.store(false, Release);
     }

@@ -24,7 +24,7 @@ const STEP: usize = 64 << 10;
 
 /// One class: a stack in its part of [`LargeMagazines::blocks`].
 #[derive(Clone, Copy)]
-struct Stack {
+struct LargeStack {
     first: u32,
     len: u32,
     depth: u32,
@@ -33,13 +33,13 @@ struct Stack {
 }
 
 /// The empty stacks.
-const EMPTY: [Stack; LARGE_CLASSES] = {
-    let mut stacks = [Stack { first: 0, len: 0, depth: 0, taken: 0 }; LARGE_CLASSES];
+const EMPTY: [LargeStack; LARGE_CLASSES] = {
+    let mut stacks = [LargeStack { first: 0, len: 0, depth: 0, taken: 0 }; LARGE_CLASSES];
     let (mut index, mut first) = (0, 0);
     while index < LARGE_CLASSES {
         let fit = CLASS_BYTES / SIZES[SMALL_LAST + 1 + index];
         let depth = if fit > DEPTH_MAX { DEPTH_MAX } else { fit } as u32;
-        stacks[index] = Stack { first, len: 0, depth, taken: 0 };
+        stacks[index] = LargeStack { first, len: 0, depth, taken: 0 };
         first += depth;
         index += 1;
     }
@@ -59,7 +59,7 @@ pub(super) struct LargeMagazines {
     room: usize,
     /// Counts blocks taken.
     clock: u64,
-    stacks: [Stack; LARGE_CLASSES],
+    stacks: [LargeStack; LARGE_CLASSES],
     blocks: Box<[*mut u8; ENTRIES]>,
 }
 
@@ -133,7 +133,7 @@ impl LargeMagazines {
         mut free: impl FnMut(*mut u8, usize),
     ) -> bool {
         let (own, size) = (index_of(class), SIZES[class]);
-        let Stack { len, depth, .. } = self.stacks[own];
+        let LargeStack { len, depth, .. } = self.stacks[own];
         if len >= depth || size > self.room {
             return false;
         }

@@ -17,7 +17,7 @@ pub(super) use allowance::Allowance;
 pub(super) use cache::{Access, Flush, Revoked, ThreadCache, reallocate_with};
 #[cfg(test)]
 pub(super) use caches::CACHES_MAX;
-pub(super) use caches::{Control, ThreadCaches, processors, suited};
+pub(super) use caches::{Revoker, ThreadCaches, processors, suited};
 pub(super) use current::{
     access, access_at_once, access_local, access_own, claim_local, register_exit,
 };

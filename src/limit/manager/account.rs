@@ -8,7 +8,7 @@ use crate::limit::budget::Budget;
 use crate::limit::manager::consumer::{ReclaimCost, Reclaim};
 use crate::limit::manager::member::Member;
 use crate::limit::manager::report::Pressure;
-use crate::limit::manager::shared::Shared;
+use crate::limit::manager::shared::ManagerState;
 use crate::sys::messages;
 use std::fmt;
 use std::fmt::Debug;
@@ -18,7 +18,7 @@ use std::sync::{Arc, Weak};
 #[derive(Clone)]
 pub struct Account {
     member: Arc<Member>,
-    manager: Weak<Shared>,
+    manager: Weak<ManagerState>,
 }
 
 impl Debug for Account {
@@ -28,7 +28,7 @@ impl Debug for Account {
 }
 
 impl Account {
-    pub(super) fn new(member: Arc<Member>, shared: &Arc<Shared>) -> Account {
+    pub(super) fn new(member: Arc<Member>, shared: &Arc<ManagerState>) -> Account {
         Account { member, manager: Arc::downgrade(shared) }
     }
 

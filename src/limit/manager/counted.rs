@@ -7,7 +7,7 @@
 use crate::base::sync::Ordering;
 use crate::base::units::ByteCount;
 use crate::limit::manager::member::Member;
-use crate::limit::manager::shared::Shared;
+use crate::limit::manager::shared::ManagerState;
 use std::sync::Arc;
 
 /// Bytes that the floors of others keep from a consumer.
@@ -18,7 +18,7 @@ struct Kept {
     unused: u64,
 }
 
-impl Shared {
+impl ManagerState {
     /// Bytes that the floors of others keep from a consumer. They need their tables beside what their
     /// floors protect.
     fn kept_from(&self, asking: &Arc<Member>) -> Kept {

@@ -55,9 +55,9 @@ use crate::limit::admission::{self, Turn};
 use crate::limit::budget::Budget;
 use crate::limit::manager::member::Member;
 use crate::limit::manager::shared::{
-    BRIEFLY, Bell, CONSUMERS_MAX, Host, LIMIT_MIN, RETRY_AFTER, Shared, Turns,
+    BRIEFLY, Bell, CONSUMERS_MAX, HostCallbacks, LIMIT_MIN, RETRY_AFTER, ManagerState, Turns,
 };
-use crate::limit::manager::stats::Counts;
+use crate::limit::manager::stats::ManagerCounts;
 use crate::sys::fork::Born;
 use crate::sys::messages::Deliver;
 use crate::sys::probe::Memory;
@@ -87,7 +87,7 @@ const NEW_LIMIT: &str = "the new limit";
 /// # Ok::<(), farheap::Error>(())
 /// ```
 pub struct MemoryManager {
-    shared: Arc<Shared>,
+    shared: Arc<ManagerState>,
     temporary: Account,
     thread: Ranked<Option<JoinHandle<()>>>,
 }
@@ -112,15 +112,15 @@ impl MemoryManager {
         Memory::warn_of(limit);
         let budget = Arc::new(Budget::new(limit));
         let temporary = Member::new(&budget, "temporary", limit);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ManagerState {
             members: Ranked::new(Rank::Consumers, vec![Arc::downgrade(&temporary)]),
             temporary,
             budget,
             shares: Ranked::new(Rank::Shares, ()),
-            host: Host { spill: Ranked::new(Rank::Leaf, None), on_pressure: OnceLock::new() },
+            host: HostCallbacks { spill: Ranked::new(Rank::Leaf, None), on_pressure: OnceLock::new() },
             turns: Turns { gathering: Turn::new(), resizing: Turn::new() },
             moves_fail: AtomicBool::new(false),
-            counts: Counts::default(),
+            counts: ManagerCounts::default(),
             deadline_ms: AtomicU64::new(30_000),
             born: Born::here(),
             bell: Bell::default(),
@@ -234,7 +234,7 @@ impl MemoryManager {
         let turn = loop {
             match shared.turns.resizing.take() {
                 Some(turn) => break turn,
-                None if deadline.is_over() || Shared::is_reclaiming() => {
+                None if deadline.is_over() || ManagerState::is_reclaiming() => {
                     return Err(shared.out_of_memory(NEW_LIMIT, limit, began.elapsed()));
                 }
                 // Another thread resizes: it has a deadline too.

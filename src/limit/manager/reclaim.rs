@@ -9,7 +9,7 @@ use crate::limit::donation::Donation;
 use crate::limit::manager::consumer::{ReclaimCost, Reclaim};
 use crate::limit::manager::member::Member;
 use crate::limit::manager::report::Pressure;
-use crate::limit::manager::shared::{CONSUMERS_MAX, RETRY_AFTER, Shared};
+use crate::limit::manager::shared::{CONSUMERS_MAX, RETRY_AFTER, ManagerState};
 use crate::sys::vm::Mapping;
 use std::cell::Cell;
 use std::ops::Range;
@@ -54,9 +54,9 @@ impl Ask<'_> {
 }
 
 /// A consumer and its reclaimer.
-type Asked = (Arc<Member>, Arc<dyn Reclaim>);
+type Reclaimer = (Arc<Member>, Arc<dyn Reclaim>);
 
-impl Shared {
+impl ManagerState {
     /// Charges what does not fit as it is. With `stall`, gives up when nothing was freed for so
     /// long, without waiting for the deadline.
     pub(super) fn charge_slowly(
@@ -174,7 +174,7 @@ impl Shared {
         if RECLAIMING.get() {
             return ByteCount::ZERO;
         }
-        let mut members: [Option<Asked>; CONSUMERS_MAX] = [const { None }; CONSUMERS_MAX];
+        let mut members: [Option<Reclaimer>; CONSUMERS_MAX] = [const { None }; CONSUMERS_MAX];
         let mut count = 0;
         for member in self.each_member().filter(|member| ask.concerns(member)) {
             if let Some(reclaimer) = member.reclaimer() {

@@ -9,7 +9,7 @@ use crate::limit::budget::Budget;
 use crate::limit::manager::member::Member;
 use crate::limit::manager::report::Pressure;
 use crate::limit::manager::spill::Spill;
-use crate::limit::manager::stats::Counts;
+use crate::limit::manager::stats::ManagerCounts;
 use crate::sys::fork::Born;
 use crate::sys::messages;
 use crate::sys::signals::SignalsBlocked;
@@ -35,26 +35,26 @@ pub(super) const BRIEFLY: Duration = Duration::from_millis(1);
 pub(super) type OnPressure = dyn Fn(Pressure) + Send + Sync;
 
 /// State shared by the manager, its accounts and its thread.
-pub(super) struct Shared {
+pub(super) struct ManagerState {
     pub(super) budget: Arc<Budget>,
     /// Held while the limit or a floor changes, and while shares are worked out and applied:
     /// the last to apply them knows what the others knew.
     pub(super) shares: Ranked<()>,
     pub(super) members: Ranked<Vec<Weak<Member>>>,
     pub(super) temporary: Arc<Member>,
-    pub(super) host: Host,
+    pub(super) host: HostCallbacks,
     pub(super) turns: Turns,
     /// The kernel has refused to move pages. Each try may cost address space, so there are no more:
     /// consumers drop their pages instead.
     pub(super) moves_fail: AtomicBool,
-    pub(super) counts: Counts,
+    pub(super) counts: ManagerCounts,
     pub(super) deadline_ms: AtomicU64,
     pub(super) born: Born,
     pub(super) bell: Bell,
 }
 
 /// Callbacks that the host has registered.
-pub(super) struct Host {
+pub(super) struct HostCallbacks {
     pub(super) spill: Ranked<Option<Weak<dyn Spill>>>,
     pub(super) on_pressure: OnceLock<Box<OnPressure>>,
 }
@@ -108,7 +108,7 @@ impl Bell {
     }
 }
 
-impl Shared {
+impl ManagerState {
     /// Bytes of free memory below which background reclaim begins; it goes on up to twice that.
     pub(super) fn low(&self) -> u64 {
         const MOST: u64 = 16 << 20;

@@ -105,7 +105,7 @@ for_consumer_stats!(statistics (
 
 /// Counters of a manager.
 #[derive(Debug, Default)]
-pub(super) struct Counts {
+pub(super) struct ManagerCounts {
     /// Bytes, by cost.
     pub(super) reclaimed: [Counter; 3],
     pub(super) direct: Counter,
@@ -128,7 +128,7 @@ pub(super) struct ConsumerCounts {
     pub(super) miscount_told: AtomicBool,
 }
 
-impl Counts {
+impl ManagerCounts {
     pub(super) fn show(&self, stats: &mut ManagerStats) {
         let [free, reread, write_back] = [0, 1, 2].map(|at| ByteCount(self.reclaimed[at].reading()));
         stats.reclaimed_free_bytes = free;

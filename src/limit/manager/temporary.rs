@@ -7,7 +7,7 @@ use crate::base::sync::Ordering;
 use crate::base::units::ByteCount;
 use crate::limit::manager::MemoryManager;
 use crate::limit::manager::report::Pressure;
-use crate::limit::manager::shared::Shared;
+use crate::limit::manager::shared::ManagerState;
 use crate::limit::manager::spill::Spill;
 use crate::sys::vm::{HUGE_PAGE, Huge, KERNEL_PAGE, Mapping};
 use std::fmt;
@@ -32,7 +32,7 @@ pub struct TemporaryMemory {
     addr: usize,
     len: ByteCount,
     home: Home,
-    owner: Arc<Shared>,
+    owner: Arc<ManagerState>,
 }
 
 enum Home {

@@ -24,7 +24,7 @@ pub(in crate::paging) struct EvictRequest {
 }
 
 #[derive(Debug)]
-struct State {
+struct RequestQueue {
     queue: Vec<EvictRequest>,
     /// Runs of frames that direct stores have filled, whose pages cool.
     filled: Vec<FrameId>,
@@ -40,7 +40,7 @@ struct State {
 /// The queue.
 #[derive(Debug)]
 pub(in crate::paging) struct Requests {
-    state: Mutex<State>,
+    state: Mutex<RequestQueue>,
     changed: Condvar,
     /// Apart: each write that ends would wake all who wait for an answer.
     has_freed: Condvar,
@@ -48,7 +48,7 @@ pub(in crate::paging) struct Requests {
 
 impl Requests {
     pub(in crate::paging) fn new() -> Requests {
-        let state = State {
+        let state = RequestQueue {
             queue: Vec::with_capacity(REQUESTS_MAX),
             filled: Vec::with_capacity(RUNS_MAX),
             freed: 0,
@@ -61,13 +61,13 @@ impl Requests {
         Requests { state: Mutex::new(state), changed, has_freed }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, RequestQueue> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until `look` has found what it looks for. A wait ends with the lock held, so signals are
     /// blocked meanwhile; they are let in between two waits.
-    fn wait_for<T>(&self, mut look: impl FnMut(&mut State) -> ControlFlow<T>) -> T {
+    fn wait_for<T>(&self, mut look: impl FnMut(&mut RequestQueue) -> ControlFlow<T>) -> T {
         /// For how long a signal may be held up.
         const SIGNALS_WAIT_MAX: Duration = Duration::from_millis(20);
         loop {

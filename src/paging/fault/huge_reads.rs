@@ -36,7 +36,7 @@ const _: () = assert!(CHUNK_PAGES_MAX <= u128::BITS as usize);
 
 /// A chunk that is being read, or held.
 #[derive(Clone, Copy, Debug)]
-struct Chunk {
+struct ChunkRead {
     page: PageId,
     frame: FrameId,
     /// A bit for each page that has been read and checked.
@@ -49,7 +49,7 @@ struct Chunk {
 pub(super) struct HugeReads {
     pager: Arc<Pager>,
     /// By run of frames.
-    chunks: Vec<Option<Chunk>>,
+    chunks: Vec<Option<ChunkRead>>,
     /// How many of them there are.
     open: usize,
 }
@@ -99,7 +99,7 @@ impl HugeReads {
         if accepted == per_chunk {
             let run = self.pager.frames().run_of(frame).expect("a frame of a run");
             let hold = for_stream.then(|| Instant::now() + HOLD_MAX);
-            self.chunks[run] = Some(Chunk { page: first, frame, read: 0, hold });
+            self.chunks[run] = Some(ChunkRead { page: first, frame, read: 0, hold });
             self.open += 1;
         }
         self.pager.pool().check_low();
@@ -137,7 +137,7 @@ impl HugeReads {
     }
 
     /// True if no fault has asked for a chunk yet and there is time for that.
-    fn is_held(&self, chunk: &Chunk) -> bool {
+    fn is_held(&self, chunk: &ChunkRead) -> bool {
         let untouched = |(page, frame): (u64, u32)| {
             // Neither wanted nor discarded.
             self.pager.word(PageId(page)).load() == Word::filling(FrameId(frame))
@@ -165,7 +165,7 @@ impl HugeReads {
     }
 
     /// Maps a chunk that has been read, and wakes the threads that wait for it.
-    fn map(&self, chunk: &Chunk, reads: &mut Reads, context: WakeContext<'_>) {
+    fn map(&self, chunk: &ChunkRead, reads: &mut Reads, context: WakeContext<'_>) {
         let count = self.pager.pages_per_chunk() as usize;
         let mut filled = [None; CHUNK_PAGES_MAX];
         for (n, filled) in filled[..count].iter_mut().enumerate() {
@@ -189,7 +189,7 @@ impl HugeReads {
     /// Counts the first pages of a chunk, which are mapped, and wakes the threads that wait for them.
     fn note_mapped(
         &self,
-        chunk: &Chunk,
+        chunk: &ChunkRead,
         mapped: &[(Word, bool)],
         reads: &Reads,
         context: WakeContext<'_>,

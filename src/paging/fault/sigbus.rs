@@ -47,20 +47,20 @@ use std::time::{Duration, Instant};
 /// Regions in in-thread mode that a process can have at once.
 const REGIONS_MAX: usize = 64;
 
-static REGIONS: [Listed; REGIONS_MAX] = [const { Listed::new() }; REGIONS_MAX];
+static REGIONS: [ListedRegion; REGIONS_MAX] = [const { ListedRegion::new() }; REGIONS_MAX];
 
 /// A place for a region.
-struct Listed {
+struct ListedRegion {
     pager: Visited<Pager>,
     /// Its addresses, so that faults elsewhere need not visit it. They may be an earlier region's.
     start: AtomicUsize,
     len: AtomicUsize,
 }
 
-impl Listed {
-    const fn new() -> Listed {
+impl ListedRegion {
+    const fn new() -> ListedRegion {
         let (start, len) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Listed { pager: Visited::new(), start, len }
+        ListedRegion { pager: Visited::new(), start, len }
     }
 
     fn may_contain(&self, addr: usize) -> bool {

@@ -15,7 +15,7 @@ use crate::paging::fault::fill;
 use crate::paging::fault::status::Purpose;
 use crate::paging::fork::child_region::ChildRegion;
 use crate::paging::fork::children::Birth;
-use crate::paging::fork::entry::{Backing, Entry};
+use crate::paging::fork::entry::{Backing, ChildEntry};
 use crate::paging::fork::snapshot::{ForkSnapshot, Needed};
 use crate::paging::pager::pieces::{FarParts, GONE};
 use crate::store::{Queue, SEGMENTS_MAX};
@@ -223,7 +223,7 @@ impl Server {
                 let came = match entry.backing() {
                     Backing::Frame(frame) => {
                         self.drop_frame(frame);
-                        Entry::in_memory(Backing::Nothing)
+                        ChildEntry::in_memory(Backing::Nothing)
                     }
                     _ => entry.came_in(),
                 };
@@ -293,7 +293,7 @@ impl Server {
         }
     }
 
-    fn note_in(&self, page: PageId, entry: Entry) {
+    fn note_in(&self, page: PageId, entry: ChildEntry) {
         if !entry.is_listed() {
             self.child.queue.lock().push_back(page);
         }

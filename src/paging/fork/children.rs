@@ -54,7 +54,7 @@ impl Birth {
 }
 
 #[derive(Debug)]
-struct Child {
+struct LivingChild {
     hold: HoldId,
     /// Some programs close all descriptors that they do not know. A child whose pipe is gone so counts as
     /// alive for ever.
@@ -63,8 +63,8 @@ struct Child {
 }
 
 #[derive(Debug)]
-struct State {
-    children: Vec<Child>,
+struct ChildList {
+    children: Vec<LivingChild>,
     looked: Instant,
 }
 
@@ -72,12 +72,12 @@ struct State {
 #[derive(Debug)]
 pub(in crate::paging) struct Children {
     count: AtomicUsize,
-    state: FaultLock<State>,
+    state: FaultLock<ChildList>,
 }
 
 impl Children {
     pub(in crate::paging) fn new() -> Children {
-        let state = State { children: Vec::with_capacity(HOLDS_MAX), looked: Instant::now() };
+        let state = ChildList { children: Vec::with_capacity(HOLDS_MAX), looked: Instant::now() };
         Children { count: AtomicUsize::new(0), state: FaultLock::new(Rank::Leaf, state) }
     }
 
@@ -92,7 +92,7 @@ impl Children {
         fork::close_and_reserve(end, &alive);
         let file = file_of(alive.as_raw_fd());
         let mut state = self.state.lock();
-        state.children.push(Child { hold, alive, file });
+        state.children.push(LivingChild { hold, alive, file });
         self.count.store(state.children.len(), Ordering::Relaxed);
     }
 
@@ -114,10 +114,10 @@ impl Children {
         }
     }
 
-    fn take_gone(&self) -> Option<Child> {
+    fn take_gone(&self) -> Option<LivingChild> {
         let mut state = self.state.lock();
         // Nobody writes: readable means that all ends are closed.
-        let is_gone = |child: &Child| {
+        let is_gone = |child: &LivingChild| {
             let fd = child.alive.as_raw_fd();
             file_of(fd) == child.file && poll_readable(&[fd], Duration::ZERO) == Ok(true)
         };

@@ -74,7 +74,7 @@ enum Part {
 static PARTS: Mutex<Vec<Part>> = Mutex::new(Vec::new());
 
 /// A fork that has begun.
-struct UnderWay {
+struct BegunFork {
     parts: MutexGuard<'static, Vec<Part>>,
     _nothing_anew: Option<NothingAnew>,
     /// For each part; `None`: the child will have no access to it.
@@ -82,7 +82,7 @@ struct UnderWay {
 }
 
 /// The fork that is under way, of which there is one at a time: it holds the list.
-static UNDER_WAY: AtomicPtr<UnderWay> = AtomicPtr::new(ptr::null_mut());
+static UNDER_WAY: AtomicPtr<BegunFork> = AtomicPtr::new(ptr::null_mut());
 
 fn parts() -> MutexGuard<'static, Vec<Part>> {
     PARTS.lock().unwrap_or_else(PoisonError::into_inner)
@@ -140,12 +140,12 @@ extern "C" fn before() {
     parts.iter().for_each(|part| part.close(Closed::All, thread));
     let nothing_anew = any_inherited.then(NothingAnew::begin); // Else handlers go on.
     let births = parts.iter().map(Part::prepare).collect();
-    let under_way = Box::new(UnderWay { parts, _nothing_anew: nothing_anew, births });
+    let under_way = Box::new(BegunFork { parts, _nothing_anew: nothing_anew, births });
     UNDER_WAY.store(Box::into_raw(under_way), Ordering::Relaxed);
 }
 
 /// A fork that [`before`] has begun, in either process.
-fn under_way() -> UnderWay {
+fn under_way() -> BegunFork {
     let under_way = UNDER_WAY.swap(ptr::null_mut(), Ordering::Relaxed);
     assert!(!under_way.is_null(), "a fork ends that has begun");
     // SAFETY: made by `before` of this thread's fork, and taken once in each process.
@@ -154,7 +154,7 @@ fn under_way() -> UnderWay {
 
 extern "C" fn in_parent() {
     let _ours = keep_local();
-    let UnderWay { parts, _nothing_anew, births } = under_way();
+    let BegunFork { parts, _nothing_anew, births } = under_way();
     let any_inherited = births.iter().any(Option::is_some);
     parts.iter().zip(births).for_each(|(part, birth)| part.go_on(birth));
     if any_inherited {
@@ -166,7 +166,7 @@ extern "C" fn in_child() {
     let _ours = keep_local();
     // What it opens here and by its thread it closes when it ends, or the program does by closing all.
     let _raised = fork::RaisedLimit::new();
-    let UnderWay { mut parts, _nothing_anew, births } = under_way();
+    let BegunFork { mut parts, _nothing_anew, births } = under_way();
     let mut children = Vec::with_capacity(parts.len());
     for (part, birth) in parts.iter().zip(births) {
         // Not inherited: the range is reserved (`fork::keep_place`).

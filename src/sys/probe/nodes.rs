@@ -8,7 +8,7 @@ use std::fs;
 /// A NUMA node with memory: RAM beside processors, or memory without any, as CXL memory shows up.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Node {
+pub struct NumaNode {
     /// Its number.
     pub number: u32,
     /// `MemTotal`: the memory that it has.
@@ -19,17 +19,17 @@ pub struct Node {
     pub has_processors: bool,
 }
 
-impl Node {
+impl NumaNode {
     /// All nodes with memory, by their numbers; none where `/sys` does not say.
     #[must_use]
-    pub fn all() -> Vec<Node> {
+    pub fn all() -> Vec<NumaNode> {
         const NODES: &str = "/sys/devices/system/node";
         let read = |path: String| fs::read_to_string(path).unwrap_or_default();
         let found =
             numbers(&read(format!("{NODES}/has_memory"))).into_iter().filter_map(|number| {
                 let text = read(format!("{NODES}/node{number}/meminfo"));
                 let processors = read(format!("{NODES}/node{number}/cpulist"));
-                Some(Node {
+                Some(NumaNode {
                     number,
                     total: mem_info(&text, "MemTotal:")?,
                     free: mem_info(&text, "MemFree:")?,
@@ -43,8 +43,8 @@ impl Node {
     ///
     /// # Errors
     /// [`Error::Config`] when there is none, or it has no memory.
-    pub(crate) fn find(number: u32) -> Result<Node> {
-        let all = Node::all();
+    pub(crate) fn find(number: u32) -> Result<NumaNode> {
+        let all = NumaNode::all();
         all.iter().find(|node| node.number == number).copied().ok_or_else(|| {
             let there: Vec<_> = all.iter().map(|node| node.number.to_string()).collect();
             let reason = format!(

@@ -1,11 +1,11 @@
 //! An unordered set of pages that picks one at random in O(1).
 //!
-//! The members are dense in an array; each page's word in [`Pages`] holds its position.
+//! The members are dense in an array; each page's word in [`PolicyPages`] holds its position.
 
 use crate::base::error::Result;
 use crate::base::units::{PageCount, PageId};
 use crate::meta::LazyArray;
-use crate::paging::evict::policy::pages::{Pages, Place};
+use crate::paging::evict::policy::pages::{PolicyPages, Place};
 
 /// See the module's documentation. Its members, and no others, are at `Place::Main`.
 #[derive(Debug)]
@@ -33,14 +33,14 @@ impl Bag {
     }
 
     /// Puts in `page`, which is on no list and not a member.
-    pub(super) fn insert(&mut self, pages: &mut Pages, page: PageId) {
+    pub(super) fn insert(&mut self, pages: &mut PolicyPages, page: PageId) {
         self.members[self.len as usize] = page.get() as u32;
         pages.place_at(page, self.len, Place::Main);
         self.len += 1;
     }
 
     /// Takes out `page`, a member. Its place is `Unknown` then.
-    pub(super) fn remove(&mut self, pages: &mut Pages, page: PageId) {
+    pub(super) fn remove(&mut self, pages: &mut PolicyPages, page: PageId) {
         let at = pages.position(page);
         let last = self.members[self.len as usize - 1];
         assert_eq!(u64::from(self.members[at as usize]), page.get(), "{page} is not at {at}");
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn picks_reach_every_member_and_no_page_taken_out() {
-        let mut pages = Pages::new(PageCount(100)).expect("small");
+        let mut pages = PolicyPages::new(PageCount(100)).expect("small");
         let mut bag = Bag::new(PageCount(100)).expect("small");
         (0..50).for_each(|page| bag.insert(&mut pages, PageId(page)));
         (0..50).step_by(2).for_each(|page| bag.remove(&mut pages, PageId(page)));

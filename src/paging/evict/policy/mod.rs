@@ -32,7 +32,7 @@ pub use crate::paging::evict::policy::events::{Hint, Insert};
 
 use crate::base::error::Result;
 use crate::base::units::{PageCount, PageId};
-use crate::paging::evict::policy::pages::{Pages, Place};
+use crate::paging::evict::policy::pages::{PolicyPages, Place};
 use crate::paging::evict::policy::tenure::Tenure;
 
 /// Decides which resident page goes next.
@@ -61,7 +61,7 @@ use crate::paging::evict::policy::tenure::Tenure;
 /// ```
 #[derive(Debug)]
 pub struct Policy {
-    pages: Pages,
+    pages: PolicyPages,
     order: Tenure,
 }
 
@@ -75,7 +75,7 @@ impl Policy {
     /// [`BadRange`](crate::Error::BadRange) for 2^32 pages or more, [`Os`](crate::Error::Os) when the
     /// kernel refuses the mapping.
     pub fn new(pages: PageCount, resident: PageCount) -> Result<Policy> {
-        let pages = Pages::new(pages)?;
+        let pages = PolicyPages::new(pages)?;
         let order = Tenure::new(&pages, resident)?;
         Ok(Policy { pages, order })
     }

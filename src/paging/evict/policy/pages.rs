@@ -1,6 +1,6 @@
 //! The policy's record of a page: where it is, its neighbours there, how often it came back.
 //!
-//! [`Pages`] holds nine bytes for every page ever seen; [`List`]s are threaded through it, so
+//! [`PolicyPages`] holds nine bytes for every page ever seen; [`List`]s are threaded through it, so
 //! that moving a page is O(1) and allocates nothing. Uses `meta`.
 //!
 //! # Invariants
@@ -112,7 +112,7 @@ impl Tag {
     }
 }
 
-/// A list of pages, oldest to newest. Its links live in [`Pages`].
+/// A list of pages, oldest to newest. Its links live in [`PolicyPages`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct List {
     oldest: u32,
@@ -135,22 +135,22 @@ impl List {
 }
 
 /// The state of every page of a region.
-pub(super) struct Pages {
+pub(super) struct PolicyPages {
     /// On a list: 63..32 newer neighbour | 31..0 older neighbour. Else see invariant 2.
     words: LazyArray<u64>,
     tags: LazyArray<u8>,
 }
 
-impl Pages {
+impl PolicyPages {
     /// # Errors
     /// When there are more than [`PAGES_MAX`] pages or the kernel refuses the mapping.
-    pub(super) fn new(pages: PageCount) -> Result<Pages> {
+    pub(super) fn new(pages: PageCount) -> Result<PolicyPages> {
         if pages.get() > PAGES_MAX {
             return Err(Error::BadRange {
                 reason: "an eviction policy keeps track of at most 2^32 - 1 pages".into(),
             });
         }
-        Ok(Pages {
+        Ok(PolicyPages {
             words: LazyArray::new(pages.as_usize())?,
             tags: LazyArray::new(pages.as_usize())?,
         })
@@ -313,13 +313,13 @@ impl Pages {
     }
 }
 
-impl fmt::Debug for Pages {
+impl fmt::Debug for PolicyPages {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Pages({})", self.tags.len())
+        write!(f, "PolicyPages({})", self.tags.len())
     }
 }
 
-/// The page's index; it fits because `Pages` has at most [`PAGES_MAX`] of them.
+/// The page's index; it fits because `PolicyPages` has at most [`PAGES_MAX`] of them.
 fn index(page: PageId) -> u32 {
     page.get() as u32
 }
@@ -332,7 +332,7 @@ fn page(index: u32) -> Option<PageId> {
 mod tests {
     use super::*;
 
-    fn drain(pages: &mut Pages, list: &mut List) -> Vec<u64> {
+    fn drain(pages: &mut PolicyPages, list: &mut List) -> Vec<u64> {
         let mut order = Vec::new();
         while let Some(page) = list.oldest() {
             pages.unlink(list, page);
@@ -343,7 +343,7 @@ mod tests {
 
     #[test]
     fn a_list_keeps_its_order_through_insertions_and_removals() {
-        let mut pages = Pages::new(PageCount(10)).expect("small");
+        let mut pages = PolicyPages::new(PageCount(10)).expect("small");
         let mut list = List::new();
         for page in [3, 4, 2, 0] {
             pages.push_newest(&mut list, PageId(page), Place::Small);
@@ -356,9 +356,9 @@ mod tests {
 
     #[test]
     fn credit_grows_with_every_return_and_outlives_the_eviction_without_turns() {
-        let mut pages = Pages::new(PageCount(1)).expect("small");
+        let mut pages = PolicyPages::new(PageCount(1)).expect("small");
         let page = PageId(0);
-        let turns = |pages: &mut Pages| (0..9).take_while(|_| pages.take_turn(page)).count();
+        let turns = |pages: &mut PolicyPages| (0..9).take_while(|_| pages.take_turn(page)).count();
         pages.reward(page, 3);
         assert_eq!(turns(&mut pages), 1);
         pages.reward(page, 3);
@@ -379,7 +379,7 @@ mod tests {
 
     #[test]
     fn a_region_of_more_pages_than_32_bits_name_is_refused() {
-        let error = Pages::new(PageCount(1 << 32)).expect_err("one too many");
+        let error = PolicyPages::new(PageCount(1 << 32)).expect_err("one too many");
         assert!(matches!(error, Error::BadRange { .. }), "{error}");
     }
 }

@@ -26,7 +26,7 @@ use crate::base::error::Result;
 use crate::base::units::{PageCount, PageId};
 use crate::paging::evict::policy::bag::Bag;
 use crate::paging::evict::policy::events::{Hint, Insert};
-use crate::paging::evict::policy::pages::{List, Pages, Place};
+use crate::paging::evict::policy::pages::{List, PolicyPages, Place};
 
 /// Turns a page can earn, at most, by being touched while it cools.
 ///
@@ -67,7 +67,7 @@ pub(super) struct Tenure {
     resident_target: u64,
     /// Share of recent arrivals that were read ahead, of 256.
     ahead_share: i64,
-    /// Pages that became ghosts so far: the clock of [`Pages::ghost_time`].
+    /// Pages that became ghosts so far: the clock of [`PolicyPages::ghost_time`].
     time: u64,
     vitality: Vitality,
     /// Victims that came back since one left.
@@ -81,7 +81,7 @@ const REFUSED_MAX: u64 = 256;
 impl Tenure {
     /// The refault distance of `page`, which is about to come in from the store; also learns from its
     /// return whether the main set is alive.
-    fn refault_distance(&mut self, pages: &Pages, page: PageId) -> Option<u64> {
+    fn refault_distance(&mut self, pages: &PolicyPages, page: PageId) -> Option<u64> {
         let distance = self.time - pages.ghost_time(page)?;
         let from_main = pages.place(page) == Place::MainGhost;
         if from_main && distance <= self.main.len() * ALIVE_MAIN_SETS {
@@ -101,7 +101,7 @@ impl Tenure {
 
     /// Moves the oldest page on probation to the main set if there is room (rule 1). Every
     /// arrival moves one at most, which is enough to keep up.
-    fn publish(&mut self, pages: &mut Pages) {
+    fn publish(&mut self, pages: &mut PolicyPages) {
         if self.small.len() > self.small_target() && self.main.len() < self.main_target() {
             let page = self.small.oldest().expect("longer than its target, which is not negative");
             pages.unlink(&mut self.small, page);
@@ -110,7 +110,7 @@ impl Tenure {
     }
 
     /// A page of the main set at random, without turns left if one is found soon (rule 3).
-    fn pick_main(&mut self, pages: &mut Pages) -> Option<PageId> {
+    fn pick_main(&mut self, pages: &mut PolicyPages) -> Option<PageId> {
         for _ in 0..SKIPS_MAX {
             let page = self.main.pick()?;
             if !pages.take_turn(page) {
@@ -124,7 +124,7 @@ impl Tenure {
     ///
     /// # Errors
     /// When the kernel refuses a mapping.
-    pub(super) fn new(pages: &Pages, resident: PageCount) -> Result<Tenure> {
+    pub(super) fn new(pages: &PolicyPages, resident: PageCount) -> Result<Tenure> {
         let mut order = Tenure {
             small: List::new(),
             main: Bag::new(pages.count())?,
@@ -146,7 +146,7 @@ impl Tenure {
     }
 
     /// Lists a page that is on no list and no victim; it may be a ghost.
-    pub(super) fn arrive(&mut self, pages: &mut Pages, page: PageId, how: Insert) {
+    pub(super) fn arrive(&mut self, pages: &mut PolicyPages, page: PageId, how: Insert) {
         let ahead = if how == Insert::Prefetched { 256 } else { 0 };
         // Rounded away from zero, so that the share reaches both ends.
         let change = ahead - self.ahead_share;
@@ -167,7 +167,7 @@ impl Tenure {
     }
 
     /// Lists a victim that was touched before it left.
-    pub(super) fn come_back(&mut self, pages: &mut Pages, page: PageId, victim: Place) {
+    pub(super) fn come_back(&mut self, pages: &mut PolicyPages, page: PageId, victim: Place) {
         self.refused += 1;
         if victim == Place::MainVictim {
             self.vitality.returned();
@@ -177,14 +177,14 @@ impl Tenure {
     }
 
     /// Makes a victim that left RAM a ghost.
-    pub(super) fn leave(&mut self, pages: &mut Pages, page: PageId) {
+    pub(super) fn leave(&mut self, pages: &mut PolicyPages, page: PageId) {
         self.refused = 0;
         pages.set_ghost(page, self.time);
         self.time += 1;
     }
 
     /// Takes a page off its list. Its place is `Unknown` then.
-    pub(super) fn unlink(&mut self, pages: &mut Pages, page: PageId) {
+    pub(super) fn unlink(&mut self, pages: &mut PolicyPages, page: PageId) {
         match pages.place(page) {
             Place::Small => pages.unlink(&mut self.small, page),
             Place::Cold => pages.unlink(&mut self.cold, page),
@@ -195,7 +195,7 @@ impl Tenure {
 
     /// Takes the next victim off its list and returns it with its place among victims; `None` only when
     /// no page is listed.
-    pub(super) fn next(&mut self, pages: &mut Pages) -> Option<(PageId, Place)> {
+    pub(super) fn next(&mut self, pages: &mut PolicyPages) -> Option<(PageId, Place)> {
         if let Some(page) = pages.pop_oldest(&mut self.cold) {
             return Some((page, Place::SmallVictim));
         }
@@ -211,7 +211,7 @@ impl Tenure {
     }
 
     /// Lists a page, which was just unlinked, again, where a hint says.
-    pub(super) fn advise(&mut self, pages: &mut Pages, page: PageId, hint: Hint) {
+    pub(super) fn advise(&mut self, pages: &mut PolicyPages, page: PageId, hint: Hint) {
         match hint {
             Hint::Cold => {
                 pages.forget(page);

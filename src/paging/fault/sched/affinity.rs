@@ -34,7 +34,7 @@ const UNFOLLOWED_MAX: u32 = 256;
 
 /// A fault that has arrived, as far as it says where to run.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Arrival {
+pub(super) struct FaultArrival {
     pub(super) thread: u32,
     /// Nothing else is being served.
     pub(super) is_alone: bool,
@@ -54,15 +54,15 @@ pub(super) enum Activate {
 
 /// How fast a thread faults.
 #[derive(Debug)]
-struct Pace {
+struct FaultPace {
     /// Faults of the thread until its pace is looked at, and since when.
     faults_left: u32,
     since: Instant,
 }
 
-impl Pace {
-    fn start() -> Pace {
-        Pace { faults_left: STREAK, since: Instant::now() }
+impl FaultPace {
+    fn start() -> FaultPace {
+        FaultPace { faults_left: STREAK, since: Instant::now() }
     }
 
     /// Counts a fault. Returns whether it ends a streak that was fast enough to follow its thread.
@@ -72,7 +72,7 @@ impl Pace {
             return false;
         }
         let is_fast = self.since.elapsed() < STREAK_TIME_MAX;
-        *self = Pace::start();
+        *self = FaultPace::start();
         is_fast
     }
 }
@@ -168,7 +168,7 @@ pub(super) struct Affinity {
     foreign: u32,
     unfollowed: u32,
     score: u32,
-    pace: Pace,
+    pace: FaultPace,
     binding: Binding,
     hold_off: HoldOff,
 }
@@ -183,14 +183,14 @@ impl Affinity {
             foreign: 0,
             unfollowed: 0,
             score: 0,
-            pace: Pace::start(),
+            pace: FaultPace::start(),
             binding: Binding::NONE,
             hold_off: HoldOff::default(),
         }
     }
 
     /// Notes a fault that the calling handler is about to serve. Returns the helpers to wake.
-    pub(super) fn fault(&mut self, arrival: Arrival, sched: &HandlerSched) -> Activate {
+    pub(super) fn fault(&mut self, arrival: FaultArrival, sched: &HandlerSched) -> Activate {
         if self.handler == 0 && self.partner != NO_THREAD && !arrival.at_once {
             self.stop_following(sched);
             self.start(NO_THREAD);
@@ -219,7 +219,7 @@ impl Affinity {
     }
 
     /// The helpers that the first handler needs.
-    fn activate(&mut self, arrival: Arrival, sched: &HandlerSched) -> Activate {
+    fn activate(&mut self, arrival: FaultArrival, sched: &HandlerSched) -> Activate {
         if self.handler != 0 || self.partner != NO_THREAD || !sched.active.has_helpers() {
             return Activate::None;
         }
@@ -277,7 +277,7 @@ impl Affinity {
     }
 
     /// A fault of the followed thread.
-    fn own_fault(&mut self, arrival: Arrival, sched: &HandlerSched) {
+    fn own_fault(&mut self, arrival: FaultArrival, sched: &HandlerSched) {
         self.foreign = 0;
         self.score = (self.score + 1).min(2 * STREAK);
         match sched.idle_policies.of(self.handler).state() {
@@ -335,7 +335,7 @@ impl Affinity {
         self.partner = NO_THREAD;
         self.foreign = 0;
         self.score = 0;
-        self.pace = Pace::start();
+        self.pace = FaultPace::start();
     }
 
     /// Not following: starts to, when the faults come fast enough.
@@ -370,7 +370,7 @@ mod tests {
         let sched = HandlerSched::new(2).expect("descriptors");
         let mut affinity = Affinity::new(0);
         let thread = thread::current();
-        let arrival = Arrival { thread, is_alone: true, woke_handler: true, at_once: false };
+        let arrival = FaultArrival { thread, is_alone: true, woke_handler: true, at_once: false };
         sched.idle_policies.of(0).adopt();
         for _ in 0..2 * STREAK {
             affinity.fault(arrival, &sched);

@@ -1,7 +1,7 @@
 //! One handler's part in when and where it runs.
 
 use crate::base::error::{Error, Result};
-use crate::paging::fault::sched::affinity::{Activate, Affinity, Arrival};
+use crate::paging::fault::sched::affinity::{Activate, Affinity, FaultArrival};
 use crate::paging::fault::sched::busy_poll::{BusyPoll, Polled, Polling};
 use crate::paging::fault::sched::idle_policy::IdleState;
 use crate::paging::fault::sched::shared::HandlerSched;
@@ -19,7 +19,7 @@ pub(in crate::paging) struct ThreadSched {
     handler: usize,
     affinity: Affinity,
     /// Faults that have arrived, and that the affinity has not been told of.
-    arrivals: Vec<Arrival>,
+    arrivals: Vec<FaultArrival>,
     busy_poll: BusyPoll,
     /// The last wait was for faults only, and ended without news of the device.
     waited_for_faults: bool,
@@ -29,7 +29,7 @@ pub(in crate::paging) struct ThreadSched {
 
 impl ThreadSched {
     /// Bytes that one allocates.
-    pub(in crate::paging) const BYTES: usize = FAULTS_MAX * size_of::<Arrival>();
+    pub(in crate::paging) const BYTES: usize = FAULTS_MAX * size_of::<FaultArrival>();
 
     /// `poll` is how long to look for the device's answers at most.
     pub(in crate::paging) fn new(
@@ -94,7 +94,7 @@ impl ThreadSched {
     /// A fault of `thread` has arrived, and is served next. `is_alone`: nothing else is being served. What
     /// follows from it for the handler's place is left to [`follow_faults`](Self::follow_faults).
     pub(in crate::paging) fn fault_arrived(&mut self, thread: u32, is_alone: bool) {
-        let arrival = Arrival {
+        let arrival = FaultArrival {
             thread,
             is_alone,
             woke_handler: self.waited_for_faults,

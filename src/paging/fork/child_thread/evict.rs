@@ -7,7 +7,7 @@ use super::{BATCH_MAX, Server};
 use crate::base::error::Result;
 use crate::base::units::{PageId, SlotCount, SlotId};
 use crate::paging::diagnostics;
-use crate::paging::fork::entry::{Backing, Entry};
+use crate::paging::fork::entry::{Backing, ChildEntry};
 use crate::paging::page::word::{FrameId, State as PageState};
 use crate::paging::pager::pieces;
 use crate::paging::pager::slot_store::{ContentHash, SlotStore};
@@ -90,7 +90,7 @@ impl Server {
                 if !entry.is_listed() && self.is_far(from + n * KERNEL_PAGE) {
                     // (One that is out and there all the same was discarded during the fork.)
                     let came =
-                        if entry.is_out() { Entry::in_memory(Backing::Nothing) } else { entry };
+                        if entry.is_out() { ChildEntry::in_memory(Backing::Nothing) } else { entry };
                     self.note_in(page, came);
                 }
             }
@@ -222,10 +222,10 @@ impl Server {
             _ => false,
         };
         match (is_clean, is_zero) {
-            (true, _) => self.child.set(page, Entry::out(entry.backing())),
+            (true, _) => self.child.set(page, ChildEntry::out(entry.backing())),
             (false, true) => {
                 self.put(entry.backing());
-                self.child.set(page, Entry::out(Backing::Nothing));
+                self.child.set(page, ChildEntry::out(Backing::Nothing));
             }
             (false, false) => return false,
         }
@@ -265,7 +265,7 @@ impl Server {
                 own.set_hash(SlotId(slot), leaving.hash);
                 self.put(child.entry(leaving.page).backing());
                 let backing = Backing::Slot { layer, slot: SlotId(slot) };
-                child.set(leaving.page, Entry::out(backing));
+                child.set(leaving.page, ChildEntry::out(backing));
             }
             done += part.len();
         }

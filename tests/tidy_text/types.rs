@@ -1,0 +1,57 @@
+//! Names of types, and functions by the type of a parameter.
+
+use super::{Source, words};
+
+/// The types that a source declares, with their lines, but for those of its test modules.
+pub(crate) fn types(source: &Source) -> Vec<(usize, &str)> {
+    let mut found = Vec::new();
+    let (mut is_for_tests, mut is_inside) = (false, false);
+    for (at, line) in source.code.lines().enumerate() {
+        if line.starts_with("#[cfg(") {
+            is_for_tests = line.contains("test") || line.contains("loom");
+        } else if line.starts_with("mod ") && line.ends_with('{') {
+            is_inside = is_for_tests;
+        } else if line == "}" {
+            is_inside = false;
+        }
+        if !line.starts_with('#') {
+            is_for_tests = false;
+        }
+        found.extend(declared(line).filter(|_| !is_inside).map(|name| (at + 1, name)));
+    }
+    found
+}
+
+/// The type that a line declares. An indented `type` belongs to a trait or to an implementation.
+fn declared(line: &str) -> Option<&str> {
+    let item = line.trim_start();
+    let item = match item.strip_prefix("pub(") {
+        Some(rest) => rest.split_once(") ")?.1,
+        None => item.strip_prefix("pub ").unwrap_or(item),
+    };
+    let (kind, rest) = item.strip_prefix("unsafe ").unwrap_or(item).split_once(' ')?;
+    let is_type = matches!(kind, "struct" | "enum" | "trait" | "union")
+        || kind == "type" && !line.starts_with(' ');
+    let is_name = |name: &&str| is_type && name.starts_with(char::is_uppercase);
+    words(rest).next().filter(is_name)
+}
+
+/// The functions of a source that take a reference to `what`, or to an `Arc` of it, with their lines.
+pub(crate) fn takers<'a>(source: &'a Source, what: &str) -> Vec<(usize, &'a str)> {
+    let by_reference = [format!("&{what}"), format!("&Arc<{what}>")];
+    let mut found = Vec::new();
+    for (at, _) in source.code.match_indices("fn ") {
+        let rest = &source.code[at + 3..];
+        let signature = &rest[..rest.find(['{', ';']).unwrap_or(rest.len())];
+        let parameters = signature.split("->").next().unwrap_or_default();
+        let takes = |kind: &String| {
+            let mut places = parameters.match_indices(kind.as_str());
+            places.any(|(at, _)| !parameters[at + kind.len()..].starts_with(char::is_alphanumeric))
+        };
+        if by_reference.iter().any(takes) {
+            let name = words(rest).next().unwrap_or_default();
+            found.push((source.line_of(at), name));
+        }
+    }
+    found
+}
