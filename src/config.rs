@@ -2,7 +2,7 @@
 //!
 //! [`Config`] is a checked set of options, made by a [`Builder`], by [`Config::parse`] from text
 //! such as `limit:512MiB,device:/dev/nvme1n1`, or by [`Config::from_env`] from the variable
-//! `FARHEAP_CONF`. Layer 9; uses only `base` and, for the size of the machine's memory, `sys`.
+//! `FARHEAP_CONF`. It only describes: it starts nothing, and uses types of the layers below.
 //! Parsing runs at start-up on the ordinary heap.
 //!
 //! Each option is explained at the [`Builder`]'s method of the same name; the

@@ -1,4 +1,4 @@
-//! Start and stop of the process's far heap and its tiers, in order. Layer 10.
+//! Start and stop of the process's far heap and its tiers, in order.
 //!
 //! Up: store, region (handler threads), tier (arenas), maintenance, installation in front of the global
 //! allocator; then further tiers in the same way. Down: the reverse, and only when no far memory is

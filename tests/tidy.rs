@@ -339,16 +339,6 @@ fn a_name_of_a_type_has_one_meaning() {
     report("a name of a type has one meaning", &violations);
 }
 
-#[test]
-fn declared_types_are_told_from_others() {
-    let code = "pub(in crate::a) struct A;\nunsafe trait B {\n    type C;\n}\n    struct D(u8);\n\
-                type E<'a> = &'a u8;\npub union F {\n}\nstruct $name;\n#[cfg(all(test, loom))]\n\
-                mod model {\n    struct G;\n}\n#[cfg(not(loom))]\nmod h;\nenum I {\n}\n";
-    let source = Source::new("src/a.rs", code.to_owned());
-    let found: Vec<&str> = types(&source).into_iter().map(|(_, name)| name).collect();
-    assert_eq!(found, ["A", "B", "D", "E", "F", "I"]);
-}
-
 /// Maximum number of functions outside of `paging::pager` that take the whole of a region's state. Others take the part
 /// that they use: their signatures tell what they may touch.
 const PAGER_TAKERS_MAX: usize = 22;
@@ -364,16 +354,6 @@ fn few_functions_take_the_whole_pager() {
     if takers_of_all.len() > PAGER_TAKERS_MAX {
         report("at most 22 functions outside of `paging::pager` take a `Pager`", &takers_of_all);
     }
-}
-
-#[test]
-fn functions_are_found_by_the_type_that_they_take() {
-    let code = "fn a(pager: &Pager) {}\nfn b(\n    x: u8,\n    y: &Arc<Pager>,\n) -> u8 {}\n\
-                fn c(pager: Arc<Pager>) {}\nfn d(&self) -> &Pager {}\nfn e(f: impl Fn(&Pager)) {}\n\
-                fn f(&self, of: &PagerOfOthers) {}\n";
-    let source = Source::new("src/a.rs", code.to_owned());
-    let found: Vec<&str> = takers(&source, "Pager").into_iter().map(|(_, name)| name).collect();
-    assert_eq!(found, ["a", "b", "e"]);
 }
 
 #[test]
@@ -396,33 +376,6 @@ fn a_count_is_read_only_where_it_is_shown() {
         "`Counter::reading` is called by functions named `show` and in `stats.rs` only",
         &violations,
     );
-}
-
-#[test]
-fn open_fields_are_told_from_plain_data() {
-    let code = "pub(crate) struct Data { pub(crate) a: u8, pub(crate) b: u8 }".replace(", ", ",\n")
-        + "\nstruct Owner {\n    pub(super) a: u8,\n    pub(in crate::a) b: u8,\n    c: u8,\n}\n"
-        + "struct Lock {\n    pub(crate) held: AtomicU32,\n}\n";
-    let open = |name: &str| {
-        let found = open_fields(&Source::new(name, code.clone()));
-        found.into_iter().map(|(_, field)| field).collect::<Vec<_>>()
-    };
-    assert_eq!(open("src/a/b.rs"), ["Lock.held"]);
-    assert_eq!(open("src/a/mod.rs"), ["Owner.a", "Lock.held"]);
-    assert_eq!(open("src/a/b/mod.rs"), ["Owner.a", "Owner.b", "Lock.held"]);
-}
-
-#[test]
-fn wide_types_are_told_from_plain_data() {
-    let code = "pub struct Shown {\n    pub a: u8,\n    pub b: u8,\n}\n".to_owned()
-        + "table! {\n    pub struct Settings {\n        a: value(u8) = 1,\n        b: maybe(u8) = None,\n    }\n}\n"
-        + "struct Owner {\n    a: u8,\n    /// Why.\n    b: Vec<u8>,\n}\n"
-        + "pub(crate) struct Lock {\n    pub(crate) a: u8,\n    pub(crate) b: AtomicU8,\n}\n";
-    let source = Source::new("src/a.rs", code);
-    let wide =
-        |max| wide_structs(&source, max).into_iter().map(|(_, what)| what).collect::<Vec<_>>();
-    assert_eq!(wide(1), ["`Owner` has 2 fields", "`Lock` has 2 fields"]);
-    assert_eq!(wide(2), Vec::<String>::new());
 }
 
 #[test]

@@ -1,8 +1,8 @@
-//! Allocations of the library's own that are never far. Layer 0.
+//! Allocations of the library's own that are never far.
 //!
 //! With farheap as the program's global allocator, what a pool or a region keeps about its pages
-//! would be placed by size or by the host's scope like everything else. Far, it could not be
-//! touched by who makes room for far memory without waiting for itself. The heap above says how a
+//! would be placed by size or by the host's scope like everything else. If it were far, a thread that
+//! makes room for far memory could fault on it, and wait for itself. The heap above tells how a
 //! thread's allocations are kept local ([`set_pins`]); the layers below ask for it ([`keep_local`]).
 
 use std::marker::PhantomData;

@@ -1,4 +1,4 @@
-//! Foundations: units, errors, locks. Layer 0; uses nothing of the crate.
+//! Foundations: units, errors, locks. Uses nothing of the crate.
 
 pub(crate) mod counter;
 pub(crate) mod deadline;

@@ -1,4 +1,4 @@
-//! The heap: jemalloc arenas whose extents come from a region. Layer 6.
+//! The heap: jemalloc arenas whose extents come from a region.
 //!
 //! Top down: [`FarHeap`] is the global allocator and decides what is far (`global`); [`Far`], [`Tier`]
 //! and [`Local`] decide by type (`handle`); [`scope()`] decides for a thread (`scope`, `placement`);

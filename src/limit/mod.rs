@@ -1,4 +1,4 @@
-//! The one limit: budget, admission, memory manager. Layer 4: uses `base`, `sys`, `meta`.
+//! The one limit: budget, admission, memory manager. Uses `base`, `sys`, `meta`.
 
 pub(crate) mod admission;
 pub(crate) mod budget;

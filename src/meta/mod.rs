@@ -1,4 +1,4 @@
-//! Memory for our own state, outside of any heap. Layer 2: uses `base`, `sys`.
+//! Memory for our own state, outside of any heap. Uses `base`, `sys`.
 
 mod lazy;
 

@@ -1,4 +1,5 @@
-//! Paging: far address space whose cold pages live on a store. Layer 5: uses what is below and `limit`.
+//! Paging: far address space whose cold pages live on a store. Uses `base`, `sys`,
+//! `meta`, `store`, `limit`.
 
 #[cfg(not(loom))]
 mod advise;

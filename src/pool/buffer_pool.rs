@@ -262,7 +262,7 @@ impl PoolConfig {
     /// opened under the same memory manager.
     ///
     /// Tables may join and be dropped at any time; none is the first. A table beside others costs
-    /// 104 KiB of the limit while it is open, and 95 KiB for each queue to its device.
+    /// 104 KiB of the limit while it is open, and 29 KiB for each queue to its device.
     ///
     /// # Examples
     /// ```

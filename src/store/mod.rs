@@ -1,7 +1,7 @@
 //! Stores: where the pages that are not resident live.
 //!
 //! A [`Store`] is flat bytes addressed by offset, read and written in whole pages through
-//! [`Queue`]s; who owns which bytes is the slot map's business. Layer 3: uses
+//! [`Queue`]s; who owns which bytes is the slot map's business. Uses
 //! `base`, `sys`, `meta`.
 //!
 //! [`BlockStore`] keeps bytes in a file or on a block device, [`MemStore`] in memory;

@@ -1,4 +1,4 @@
-//! The only module that makes system calls. Layer 1: uses `base`.
+//! The only module that makes system calls. Uses `base`.
 //!
 //! A wrapper takes typed arguments, retries `EINTR` where that is right, gives expected `errno`
 //! values a meaning, and cites the man page.

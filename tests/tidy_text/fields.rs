@@ -119,3 +119,30 @@ pub(crate) fn wide_structs(source: &Source, max: usize) -> Vec<(usize, String)> 
     let wide = structs.iter().filter(|of| of.fields.len() > max && !of.is_data());
     wide.map(|of| (of.line, format!("`{}` has {} fields", of.name, of.fields.len()))).collect()
 }
+
+#[test]
+fn open_fields_are_told_from_plain_data() {
+    let code = "pub(crate) struct Data { pub(crate) a: u8, pub(crate) b: u8 }".replace(", ", ",\n")
+        + "\nstruct Owner {\n    pub(super) a: u8,\n    pub(in crate::a) b: u8,\n    c: u8,\n}\n"
+        + "struct Lock {\n    pub(crate) held: AtomicU32,\n}\n";
+    let open = |name: &str| {
+        let found = open_fields(&Source::new(name, code.clone()));
+        found.into_iter().map(|(_, field)| field).collect::<Vec<_>>()
+    };
+    assert_eq!(open("src/a/b.rs"), ["Lock.held"]);
+    assert_eq!(open("src/a/mod.rs"), ["Owner.a", "Lock.held"]);
+    assert_eq!(open("src/a/b/mod.rs"), ["Owner.a", "Owner.b", "Lock.held"]);
+}
+
+#[test]
+fn wide_types_are_told_from_plain_data() {
+    let code = "pub struct Shown {\n    pub a: u8,\n    pub b: u8,\n}\n".to_owned()
+        + "table! {\n    pub struct Settings {\n        a: value(u8) = 1,\n        b: maybe(u8) = None,\n    }\n}\n"
+        + "struct Owner {\n    a: u8,\n    /// Why.\n    b: Vec<u8>,\n}\n"
+        + "pub(crate) struct Lock {\n    pub(crate) a: u8,\n    pub(crate) b: AtomicU8,\n}\n";
+    let source = Source::new("src/a.rs", code);
+    let wide =
+        |max| wide_structs(&source, max).into_iter().map(|(_, what)| what).collect::<Vec<_>>();
+    assert_eq!(wide(1), ["`Owner` has 2 fields", "`Lock` has 2 fields"]);
+    assert_eq!(wide(2), Vec::<String>::new());
+}

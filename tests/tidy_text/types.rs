@@ -55,3 +55,23 @@ pub(crate) fn takers<'a>(source: &'a Source, what: &str) -> Vec<(usize, &'a str)
     }
     found
 }
+
+#[test]
+fn declared_types_are_told_from_others() {
+    let code = "pub(in crate::a) struct A;\nunsafe trait B {\n    type C;\n}\n    struct D(u8);\n\
+                type E<'a> = &'a u8;\npub union F {\n}\nstruct $name;\n#[cfg(all(test, loom))]\n\
+                mod model {\n    struct G;\n}\n#[cfg(not(loom))]\nmod h;\nenum I {\n}\n";
+    let source = Source::new("src/a.rs", code.to_owned());
+    let found: Vec<&str> = types(&source).into_iter().map(|(_, name)| name).collect();
+    assert_eq!(found, ["A", "B", "D", "E", "F", "I"]);
+}
+
+#[test]
+fn functions_are_found_by_the_type_that_they_take() {
+    let code = "fn a(pager: &Pager) {}\nfn b(\n    x: u8,\n    y: &Arc<Pager>,\n) -> u8 {}\n\
+                fn c(pager: Arc<Pager>) {}\nfn d(&self) -> &Pager {}\nfn e(f: impl Fn(&Pager)) {}\n\
+                fn f(&self, of: &PagerOfOthers) {}\n";
+    let source = Source::new("src/a.rs", code.to_owned());
+    let found: Vec<&str> = takers(&source, "Pager").into_iter().map(|(_, name)| name).collect();
+    assert_eq!(found, ["a", "b", "e"]);
+}
