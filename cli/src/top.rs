@@ -264,7 +264,11 @@ fn table(title: &str, resident: ByteCount, look: &Look, before: Option<&Look>) -
     text
 }
 
-fn print_tier(text: &mut String, tier: &TierReport, earlier: Option<(&TierReport, f64)>) -> std::fmt::Result {
+fn print_tier(
+    text: &mut String,
+    tier: &TierReport,
+    earlier: Option<(&TierReport, f64)>,
+) -> std::fmt::Result {
     let rate = |name: &str| match earlier {
         Some((before, seconds)) => {
             tier.value(name).saturating_sub(before.value(name)) as f64 / seconds

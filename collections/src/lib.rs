@@ -47,9 +47,9 @@
 // A model of farheap's builds nothing above the protocols, and this crate is a dependency of its tests.
 #![cfg(not(loom))]
 
+mod btree;
 #[cfg(feature = "heap")]
 mod bump;
-mod btree;
 mod leveled;
 mod local_set;
 mod ordered;
@@ -65,9 +65,9 @@ mod temporary;
 #[path = "../../src/base/testing.rs"]
 mod testing;
 
+pub use btree::{FarBTreeMap, Iter, Range, TreeStrategy};
 #[cfg(feature = "heap")]
 pub use bump::Bump;
-pub use btree::{FarBTreeMap, Iter, Range, TreeStrategy};
 pub use leveled::{FarLeveledMap, FaultCost, LevelIter, LevelPlan, LevelRange, Usage};
 pub use page_filler::PageFiller;
 pub use paged::{FarPagedMap, PagedIter};

@@ -14,7 +14,7 @@ use crate::heap::farheap_heap;
 use crate::manager::{Userdata, farheap_manager};
 use crate::pool::farheap_pool;
 use farheap::ByteCount;
-use farheap::manager::{Account, ReclaimCost, MemoryManager, Reclaim};
+use farheap::manager::{Account, MemoryManager, Reclaim, ReclaimCost};
 use std::cell::Cell;
 use std::ffi::{c_char, c_void};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, Weak};
@@ -32,8 +32,9 @@ pub const FARHEAP_COST_REREAD: farheap_reclaim_cost = 1;
 pub const FARHEAP_COST_WRITE_BACK: farheap_reclaim_cost = 2;
 
 /// Asked to free memory; returns how much it freed.
-pub type farheap_reclaim =
-    Option<unsafe extern "C" fn(userdata: *mut c_void, want: u64, cost: farheap_reclaim_cost) -> u64>;
+pub type farheap_reclaim = Option<
+    unsafe extern "C" fn(userdata: *mut c_void, want: u64, cost: farheap_reclaim_cost) -> u64,
+>;
 
 /// More than any machine has, and far from where sums overflow.
 const BYTES_MAX: u64 = 1 << 60;

@@ -45,7 +45,8 @@ const KINDS: usize = 12;
 
 /// By kind. Zeroed, so that it takes no room in the library's file.
 static TABLES: [HandleTable; KINDS] = [const {
-    [const { HandleSlot { word: AtomicU64::new(FREE), object: AtomicPtr::new(ptr::null_mut()) } }; SLOTS]
+    [const { HandleSlot { word: AtomicU64::new(FREE), object: AtomicPtr::new(ptr::null_mut()) } };
+        SLOTS]
 }; KINDS];
 
 static GENERATION: AtomicU64 = AtomicU64::new(1);

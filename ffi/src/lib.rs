@@ -20,8 +20,8 @@
 
 pub mod abi;
 pub mod account;
-pub mod bump;
 pub mod btree;
+pub mod bump;
 pub mod collective;
 pub mod config;
 pub mod error;

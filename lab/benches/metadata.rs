@@ -168,7 +168,8 @@ impl Work {
             if self.is_written() { builder.far_limit(self.limit(options)) } else { builder };
         let span = ByteCount::gib(if options.paper { 8 << 10 } else { 1 << 10 });
         // As far away as memory is here: their Figure 9 is of a remote NUMA node.
-        let far_node = probe::NumaNode::all().last().map(|node| node.number).filter(|node| *node > 0);
+        let far_node =
+            probe::NumaNode::all().last().map(|node| node.number).filter(|node| *node > 0);
         let builder = if self.is_written() { builder } else { builder.node(far_node) };
         let builder = match &options.dir {
             Some(dir) => builder.span(span).dir(dir),

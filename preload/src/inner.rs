@@ -148,7 +148,9 @@ pub(crate) fn allocate(size: usize, align: usize, zeroed: bool) -> *mut c_void {
     let Some(block) = block else { return ptr::null_mut() };
     let given = (block + HEADER).next_multiple_of(align);
     // SAFETY: the header lies before what is given, inside of the block.
-    unsafe { ((given - HEADER) as *mut BlockHeader).write(BlockHeader { class, offset: given - block }) };
+    unsafe {
+        ((given - HEADER) as *mut BlockHeader).write(BlockHeader { class, offset: given - block })
+    };
     let given = given as *mut c_void;
     if zeroed {
         // SAFETY: the block has that many bytes from here on.

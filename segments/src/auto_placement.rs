@@ -84,7 +84,8 @@ impl<'a> AutoPlacement<'a> {
         segments: impl IntoIterator<Item = &'a Segment<T>>,
         far: Placement,
     ) -> &mut AutoPlacement<'a> {
-        let segments: Vec<_> = segments.into_iter().map(|segment| segment as &dyn Movable).collect();
+        let segments: Vec<_> =
+            segments.into_iter().map(|segment| segment as &dyn Movable).collect();
         let bytes = ByteCount(segments.iter().map(|segment| segment.bytes().0).sum());
         self.groups.push(Group { segments, far, bytes, samples: 0.0, read_bytes: 0.0 });
         self

@@ -8,7 +8,7 @@ use super::value::{
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
 use crate::for_options;
-use crate::paging::region::{Install, FaultMode, RegionConfig};
+use crate::paging::region::{FaultMode, Install, RegionConfig};
 use crate::store::{IoEngine, Wipe};
 use crate::sys::{environment, probe};
 use std::cell::LazyCell;

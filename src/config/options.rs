@@ -8,7 +8,7 @@
 use super::value::{Limit, Metadata, UserMode, Value, suggest};
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
-use crate::paging::region::{Install, FaultMode};
+use crate::paging::region::{FaultMode, Install};
 use crate::store::{IoEngine, Wipe};
 use std::path::PathBuf;
 use std::time::Duration;

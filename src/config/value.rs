@@ -97,14 +97,14 @@ pub(super) trait Value: Sized {
 }
 
 /// A type of which each value has a name.
-trait Named: Copy + PartialEq + 'static {
+trait NamedValue: Copy + PartialEq + 'static {
     fn names() -> impl Iterator<Item = (&'static str, Self)>;
 }
 
 /// Names the values of types.
 macro_rules! names {
     ($($type:ident { $($name:literal $value:expr),+ })+) => { $(
-        impl Named for $type {
+        impl NamedValue for $type {
             fn names() -> impl Iterator<Item = (&'static str, Self)> {
                 [$(($name, $value)),+].into_iter()
             }
@@ -122,7 +122,7 @@ names! {
     Wipe { "off" Wipe::Off, "discard" Wipe::Discard, "zero" Wipe::Zero }
 }
 
-impl<T: Named> Value for T {
+impl<T: NamedValue> Value for T {
     fn read(text: &str, _none: Option<&str>) -> Result<T, String> {
         T::names().find(|(name, _)| *name == text).map(|(_, value)| value).ok_or_else(|| {
             let words = T::words();

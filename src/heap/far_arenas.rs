@@ -34,7 +34,7 @@ use super::accounting::TierMemory;
 use super::arena_set::ArenaSet;
 use super::counts::{self, Counts};
 use super::dirty_bound::DirtyBound;
-use super::entry::{TierClosed, Entrance};
+use super::entry::{Entrance, TierClosed};
 use super::far_options::FarArenasOptions;
 use super::hooks::{self, ExtentSource};
 use super::jemalloc::{self, Flags};

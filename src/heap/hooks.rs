@@ -210,7 +210,8 @@ pub(super) struct CommittedRange {
 }
 
 impl CommittedRange {
-    const NOTHING: CommittedRange = CommittedRange { start: 0, len: 0, edges: Edges { head: 0, tail: 0 } };
+    const NOTHING: CommittedRange =
+        CommittedRange { start: 0, len: 0, edges: Edges { head: 0, tail: 0 } };
 
     /// The parts of `[start, start + len)` that may hold old bytes: address and length, empty ones
     /// too. `None`: not all of it was committed.

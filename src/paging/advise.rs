@@ -96,7 +96,7 @@ impl Region {
     #[cfg(feature = "heap")]
     pub(crate) fn leave_room(&self, room: ByteCount) {
         let room = room.max(self.limit_min());
-        self.limits.leave(room, |limit| reclaim::set_limit(self.pager.memory(), limit));
+        self.limits.leave(room, |limit| reclaim::set_limit(&self.pager, limit));
     }
 
     /// The least that the limit can be: what the page size needs to work, of which tables may take half, as
@@ -278,7 +278,7 @@ impl Region {
             // One that is open and stays so has no place in the policy.
             let _ = kernel_filled::close_around(self.pager.memory(), page);
             if self.pager.word(page).load().state() == State::Resident {
-                self.pager.policy().lock().advise(page, hint);
+                self.pager.memory().policy().lock().advise(page, hint);
             }
         }
         Ok(())
@@ -299,7 +299,7 @@ impl Region {
         if limit < minimum {
             return Err(Error::LimitTooSmall { limit, minimum });
         }
-        self.limits.ask(limit, |limit| reclaim::set_limit(self.pager.memory(), limit));
+        self.limits.ask(limit, |limit| reclaim::set_limit(&self.pager, limit));
         let (mut last, mut stall) = (self.pager.budget().charged(), Deadline::new(STALL_MAX));
         while self.pager.pool().excess() > 0 {
             self.pager.pool().waiters().call_evictor();

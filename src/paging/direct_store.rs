@@ -77,12 +77,14 @@ impl Region {
         let Ok((first, _)) = self.extents.pages_of(ptr, ByteCount(CHUNK as u64)) else {
             return false;
         };
-        let chunk = pager.chunk_of(first);
+        let chunk = pager.table().chunk_of(first);
         let may_store = self.is_here() && ptr.addr().is_multiple_of(CHUNK);
         if !may_store || !holds_nothing(pager.memory(), chunk) {
             return false;
         }
-        let Some(run) = run_to_fill(pager.pool(), pager.health(), &self.requests) else { return false };
+        let Some(run) = run_to_fill(pager.pool(), pager.health(), &self.requests) else {
+            return false;
+        };
         // Before the chunk is latched: `from` may be far, and its faults may need threads that wait for latches.
         // SAFETY: the caller's bytes; the run is this thread's, as long, and nobody else's (invariant 1).
         unsafe { std::ptr::copy_nonoverlapping(from, pager.frames().ptr(run), CHUNK) };
@@ -132,7 +134,7 @@ fn run_to_fill(pool: &FramePool, health: &Health, requests: &Requests) -> Option
 
 /// True if a chunk has no content, as far as can be seen without its latch.
 fn holds_nothing(memory: &RegionMemory, chunk: ChunkId) -> bool {
-    let is_empty = |page: PageId| memory.table().word(page).load().state() == State::Empty;
+    let is_empty = |page: PageId| memory.word(page).load().state() == State::Empty;
     memory.chunks().is_closed(chunk) && memory.table().pages_of_chunk(chunk).all(is_empty)
 }
 

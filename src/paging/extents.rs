@@ -200,6 +200,7 @@ impl Extents {
         // What the device has taken is all that can be said while it takes no more.
         let stored = if failing { pager.slots().map().in_use() } else { self.slots_with_space() };
         let resident = pager
+            .pool()
             .managed()
             .guaranteed(pager.budget().limit())
             .0
@@ -250,7 +251,7 @@ impl Extents {
         let allowed = tables_allowed(limit);
         if most > allowed {
             let far = ByteCount(committed.pages * self.pager.page_bytes() as u64);
-            let page = self.pager.page_size();
+            let page = self.pager.table().page_size();
             // Asked for by a heap, an error is only read.
             let _ours = keep_local();
             let reason = format!(

@@ -79,13 +79,14 @@ fn is_dense(memory: &RegionMemory, page: PageId, chunk: ChunkId) -> bool {
 }
 
 /// Opens the chunk of an `Empty` page if that is allowed, dense, and within the limit.
-pub(in crate::paging) fn try_open(memory: &RegionMemory, health: &Health, page: PageId) -> OpenOutcome {
+pub(in crate::paging) fn try_open(
+    memory: &RegionMemory,
+    health: &Health,
+    page: PageId,
+) -> OpenOutcome {
     let chunk = memory.table().chunk_of(page);
     let may_open = memory.chunks().pagemap().is_some() && memory.chunks().may_open(chunk);
-    if !may_open
-        || !is_dense(memory, page, chunk)
-        || !memory.chunks().latch(chunk, Phase::Closed)
-    {
+    if !may_open || !is_dense(memory, page, chunk) || !memory.chunks().latch(chunk, Phase::Closed) {
         return OpenOutcome::Unfit;
     }
     // Asked with the chunk latched: a thread that takes a part of it back which the program had mapped
@@ -108,7 +109,7 @@ pub(in crate::paging) fn try_open(memory: &RegionMemory, health: &Health, page: 
     let is_aimed_at = memory.pool().watermarks().evict_until() >= room;
     let writing = is_aimed_at && memory.pool().waiters().starved().is_writing();
     let healthy = health.write_errno() == 0;
-    let is_fresh = |page: PageId| memory.table().word(page).load().state() == State::Empty;
+    let is_fresh = |page: PageId| memory.word(page).load().state() == State::Empty;
     if writing && healthy && memory.table().pages_of_chunk(chunk).all(is_fresh) {
         return OpenOutcome::Wait;
     }
@@ -118,7 +119,7 @@ pub(in crate::paging) fn try_open(memory: &RegionMemory, health: &Health, page: 
 fn open_latched(memory: &RegionMemory, chunk: ChunkId) -> bool {
     let mut absent = 0;
     for page in memory.table().pages_of_chunk(chunk) {
-        let word = memory.table().word(page).load();
+        let word = memory.word(page).load();
         match word.state() {
             State::Empty => absent += 1,
             State::Resident if is_plain(word) => {}
@@ -223,16 +224,16 @@ fn is_plain(word: Word) -> bool {
 fn adopt_pages(memory: &RegionMemory, chunk: ChunkId) -> (u64, u64) {
     let (mut count, mut absent) = (0, 0);
     for page in memory.table().pages_of_chunk(chunk) {
-        let word = memory.table().word(page).load();
+        let word = memory.word(page).load();
         match word.state() {
             State::Empty => absent += 1,
             State::Resident if is_plain(word) => {
                 let leaving = word.leaving();
-                if memory.table().word(page).try_change(word, leaving).is_err() {
+                if memory.word(page).try_change(word, leaving).is_err() {
                     break;
                 }
                 memory.policy().lock().removed(page);
-                memory.table().publish(page, leaving, Word::EMPTY);
+                memory.publish(page, leaving, Word::EMPTY);
             }
             _ => break,
         }
@@ -268,7 +269,7 @@ fn list_resident(
         let resident = Word::resident(None).with_sparse(count < units);
         // No arrival: the page came when its chunk was opened.
         memory.policy().lock().list(page);
-        memory.table().publish(page, Word::moving(None), resident);
+        memory.publish(page, Word::moving(None), resident);
     }
     absent
 }
@@ -355,7 +356,11 @@ pub(in crate::paging) fn close_next_into(memory: &RegionMemory, first: FrameId) 
 /// Closes an open chunk by taking its memory out to the run of frames that begins with
 /// `first`, where its pages cool. The frames' charge is the chunk's. A chunk of which the
 /// kernel uses a page, or that has holes, is closed as usual, and the frames stay empty.
-pub(in crate::paging) fn close_into(memory: &RegionMemory, chunk: ChunkId, first: FrameId) -> CloseOutcome {
+pub(in crate::paging) fn close_into(
+    memory: &RegionMemory,
+    chunk: ChunkId,
+    first: FrameId,
+) -> CloseOutcome {
     if memory.chunks().latch_open(chunk).is_err() {
         return CloseOutcome::None;
     }
@@ -407,7 +412,7 @@ pub(in crate::paging) fn cool_all(memory: &RegionMemory, chunk: ChunkId, first: 
     for (page, frame) in memory.table().pages_of_chunk(chunk).zip((first.0..).map(FrameId)) {
         policy.bypassed(page);
         memory.frames().note(frame, page, None);
-        memory.table().publish(page, Word::moving(None), Word::cooling(frame));
+        memory.publish(page, Word::moving(None), Word::cooling(frame));
     }
 }
 
@@ -431,11 +436,6 @@ pub(in crate::paging) fn close_around(memory: &RegionMemory, page: PageId) -> bo
     memory.chunks().is_closed(chunk) || close(memory, chunk) || !memory.chunks().is_open(chunk)
 }
 
-/// Closes one open chunk, going round; `false` when there is none.
-pub(in crate::paging) fn close_next(memory: &RegionMemory) -> bool {
-    memory.chunks().next_open().is_some_and(|chunk| close(memory, chunk))
-}
-
 /// Discards pages `first..end` of one chunk if it is open; else as what it was seen closed.
 pub(in crate::paging) fn discard_in_open(
     memory: &RegionMemory,
@@ -448,7 +448,8 @@ pub(in crate::paging) fn discard_in_open(
     // Where the process has too many mappings it stays open, empty and charged, until it can
     // be closed with its run.
     let whole = pages == memory.table().pages_per_chunk() && register_alone(memory, chunk);
-    let piece = Piece::new(memory.table().addr(first), pages as usize * memory.table().page_bytes());
+    let piece =
+        Piece::new(memory.table().addr(first), pages as usize * memory.table().page_bytes());
     // SAFETY: the chunk is latched and open, so nobody else changes its mapping, and the
     // caller gave the pages' contents up.
     unsafe { memory.mapper().discard(&[piece]) }
@@ -462,7 +463,11 @@ pub(in crate::paging) fn discard_in_open(
 
 /// Drops a part of a page, in kernel pages, if its chunk is open: the kernel fills it again. Returns whether
 /// that was so.
-pub(in crate::paging) fn drop_part_in_open(memory: &RegionMemory, page: PageId, part: Piece) -> bool {
+pub(in crate::paging) fn drop_part_in_open(
+    memory: &RegionMemory,
+    page: PageId,
+    part: Piece,
+) -> bool {
     let chunk = memory.table().chunk_of(page);
     let _blocked = SignalsBlocked::new();
     if memory.chunks().latch_open(chunk).is_err() {
@@ -479,7 +484,7 @@ pub(in crate::paging) fn drop_part_in_open(memory: &RegionMemory, page: PageId, 
 pub(in crate::paging) fn holds_nothing(memory: &RegionMemory, page: PageId) -> bool {
     let chunk = memory.table().chunk_of(page);
     let seen = memory.chunks().look(chunk);
-    let empty = memory.table().word(page).load().state() == State::Empty;
+    let empty = memory.word(page).load().state() == State::Empty;
     empty && seen.phase() == Phase::Closed && memory.chunks().is_as_seen(chunk, seen)
 }
 

@@ -21,7 +21,7 @@
 use crate::base::error::Result;
 use crate::base::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::base::units::ByteCount;
-use crate::limit::manager::{Account, ReclaimCost, MemoryManager};
+use crate::limit::manager::{Account, MemoryManager, ReclaimCost};
 use std::time::{Duration, Instant};
 
 const IDLE: u32 = 0;

@@ -49,7 +49,7 @@ pub(in crate::paging) fn disown(
         // Its charge is what the program's mapping does not need of us.
         0 => {
             slots.put(moving.slot());
-            memory.table().publish(page, moving, Word::poisoned(None));
+            memory.publish(page, moving, Word::poisoned(None));
             memory.budget().uncharge(memory.table().page_size());
             memory.pool().managed().gave_back(memory.table().page_bytes() as u64);
         }
@@ -89,15 +89,15 @@ pub(in crate::paging) fn take_over(memory: &RegionMemory, first: PageId, count: 
     let moving = Word::moving(None);
     for page in (first.0..first.0 + count).map(PageId) {
         // (A page that is in use again is not free.)
-        let is_free = memory.table().word(page).load().state() == State::Empty;
+        let is_free = memory.word(page).load().state() == State::Empty;
         if !is_free || memory.owns_page(page) {
             continue;
         }
-        if memory.table().word(page).try_change(Word::EMPTY, moving).is_ok() {
+        if memory.word(page).try_change(Word::EMPTY, moving).is_ok() {
             if let Err(error) = memory.map_anew(page) {
                 report::warn("memory that was mapped over stays the program's", &error);
             }
-            memory.table().publish(page, moving, Word::EMPTY);
+            memory.publish(page, moving, Word::EMPTY);
         }
     }
 }
@@ -105,7 +105,13 @@ pub(in crate::paging) fn take_over(memory: &RegionMemory, first: PageId, count: 
 /// Makes a part of a page far memory again, in whole kernel pages, that the program has freed and had mapped
 /// something over. What else is in the page stays. (Else the next to get that part would write to the
 /// program's file.)
-pub(in crate::paging) fn take_part_over(memory: &RegionMemory, slots: &SlotStore, page: PageId, start: usize, len: usize) {
+pub(in crate::paging) fn take_part_over(
+    memory: &RegionMemory,
+    slots: &SlotStore,
+    page: PageId,
+    start: usize,
+    len: usize,
+) {
     if memory.mapper().owns(start, len) {
         return;
     }
@@ -122,7 +128,7 @@ pub(in crate::paging) fn take_part_over(memory: &RegionMemory, slots: &SlotStore
         }
     }
     if let Some(moving) = moving {
-        memory.table().publish(page, moving, after);
+        memory.publish(page, moving, after);
     }
 }
 
@@ -136,7 +142,7 @@ fn take_word(
 ) -> Option<(Option<Word>, Word)> {
     let mut spins = 0;
     loop {
-        let seen = memory.table().word(page).load();
+        let seen = memory.word(page).load();
         let (moving, after) = match seen.state() {
             State::Resident => (seen.leaving(), seen),
             // Given up by `disown`. A fault finds it empty and fills what is far memory.
@@ -156,7 +162,7 @@ fn take_word(
             // Not mapped: the evictor does not look at it.
             _ => return Some((None, seen)),
         };
-        if memory.table().word(page).try_change(seen, moving).is_ok() {
+        if memory.word(page).try_change(seen, moving).is_ok() {
             if seen.state() == State::Poisoned {
                 slots.put(seen.slot());
             }

@@ -81,7 +81,7 @@ impl Pins {
                     let reason = "the program has mapped or unmapped memory there";
                     return Err(Error::BadRange { reason: reason.into() });
                 }
-                touch(self.pager.addr(page) as *const u8);
+                touch(self.pager.table().addr(page) as *const u8);
                 std::thread::yield_now();
                 continue;
             }
@@ -94,8 +94,8 @@ impl Pins {
             self.pager.table().count_pinned(new);
             if self.pager.word(page).try_change(word, pinned).is_ok() {
                 // A system call that writes to a protected page would fail with EFAULT.
-                if word.protected() && !self.pager.serves_kernel_faults() {
-                    touch_to_write(self.pager.addr(page) as *const AtomicU32);
+                if word.protected() && !self.pager.mapper().serves_kernel_faults() {
+                    touch_to_write(self.pager.table().addr(page) as *const AtomicU32);
                 }
                 return Ok(());
             }

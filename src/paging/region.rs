@@ -19,7 +19,7 @@
 
 #![expect(unsafe_code, reason = "wipes the store at the end, promises that far memory is memory")]
 
-pub use crate::paging::config::{Install, FaultMode, RegionConfig};
+pub use crate::paging::config::{FaultMode, Install, RegionConfig};
 // For the simulation of policies, a benchmark.
 #[doc(hidden)]
 pub use crate::paging::evict::policy;
@@ -209,18 +209,18 @@ pub(crate) fn create(
     let account = joined.transpose()?;
     let pager =
         Pager::new(&config, store, account).map_err(|error| name_span(error, config.span))?;
-    reclaim::set_limit(pager.memory(), config.limit);
+    reclaim::set_limit(&pager, config.limit);
     pager.tables().start(pager.memory(), pager.slots(), manager.map(|manager| &**manager))?;
     pager.pool().keep_copy_charge()?;
     let pager = Arc::new(pager);
     let extents = Extents::new(Arc::clone(&pager))?;
-    if let Some(account) = pager.managed().account() {
+    if let Some(account) = pager.pool().managed().account() {
         let reclaimer: Weak<Pager> = Arc::downgrade(&pager);
         account.set_reclaimer(reclaimer);
     }
     if let Some(manager) = manager {
         let fixed = fixed_bytes(pager.memory(), config.handlers);
-        pager.managed().charge_fixed(manager, fixed)?;
+        pager.pool().managed().charge_fixed(manager, fixed)?;
     }
     let requests = Arc::new(Requests::new());
     let evictor = Evictor::new(pager.clone(), requests.clone())?;
@@ -418,7 +418,7 @@ impl Region {
     /// Bytes that come and go as one.
     #[must_use]
     pub fn page_size(&self) -> ByteCount {
-        self.pager.page_size()
+        self.pager.table().page_size()
     }
 
     /// The memory manager that the region has joined, if it has.
@@ -430,7 +430,7 @@ impl Region {
     /// The region's account at its memory manager, to set its floor.
     #[must_use]
     pub fn account(&self) -> Option<&Account> {
-        self.pager.managed().account()
+        self.pager.pool().managed().account()
     }
 
     /// A snapshot of the region's statistics.
@@ -458,7 +458,7 @@ impl Region {
     /// faults of user mode are served, and `read(2)` into such memory fails with `EFAULT`.
     #[must_use]
     pub fn serves_kernel_faults(&self) -> bool {
-        self.pager.serves_kernel_faults()
+        self.pager.mapper().serves_kernel_faults()
     }
 }
 

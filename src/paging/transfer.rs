@@ -300,7 +300,7 @@ impl Transfers {
         let request = Request {
             token: token as u64,
             op: aim.op(),
-            offset: self.pager.slot_offset(slot),
+            offset: self.pager.slots().offset(slot),
             segments: &segments[..transfer.segments],
         };
         let before = self.queue.in_flight();

@@ -7,7 +7,7 @@ use super::donate::Donor;
 use super::evict::{Dirty, PoolEvictor};
 use super::file::TableFile;
 use super::frames::PoolFrames;
-use super::group::{TableGroup, PoolTable};
+use super::group::{PoolTable, TableGroup};
 use super::header::Header;
 use super::huge::Collapser;
 use super::latch::Holder;
@@ -366,7 +366,8 @@ fn start(
     let account = PoolAccount::of(group.share(), &path);
     let waiting_max = if account.tables() == 1 { WAITING_MAX } else { WAITING_BESIDE_MAX };
     let (capacity, policy, is_reading) = (store.capacity(), config.replacement, config.read_only);
-    let frames = PoolFrames::new(page, capacity, config.deadline, policy, is_reading, account, &path)?;
+    let frames =
+        PoolFrames::new(page, capacity, config.deadline, policy, is_reading, account, &path)?;
     let file = Arc::new(TableFile::new(store, path, has_checksums));
     let chores = Chores {
         cleaner: (config.cleaner && !is_reading).then(Cleaner::new),

@@ -9,7 +9,7 @@
 //! Where words come in huge pages, whose first touch costs 2 MiB of the limit, nothing of this comes
 //! back: there may not be many of them (`frames`). Nor do page tables where the kernel frees none.
 
-use super::chunk_note::{ChunkNote, ChunkHold};
+use super::chunk_note::{ChunkHold, ChunkNote};
 use crate::base::error::Result;
 use crate::base::sync::{AtomicU64, Ordering, Rank, Ranked};
 use crate::base::units::{ByteCount, PageId};

@@ -9,7 +9,7 @@
 //! 1. Nobody waits for a table's pages, or for its device, under the lock of the list.
 
 use super::account::PoolShare;
-use super::evict::{RoomRequest, Dirty, PoolEvictor};
+use super::evict::{Dirty, PoolEvictor, RoomRequest};
 use super::frames::PoolFrames;
 use super::worker::Worker;
 use super::write_back::PageWriter;
@@ -17,7 +17,7 @@ use crate::base::error::Result;
 use crate::base::local::keep_local;
 use crate::base::sync::{AtomicU64, Ordering, Rank, Ranked};
 use crate::base::units::ByteCount;
-use crate::limit::manager::{Donation, ReclaimCost, MemoryManager, Reclaim};
+use crate::limit::manager::{Donation, MemoryManager, Reclaim, ReclaimCost};
 use crate::sys::fork::Born;
 use crate::sys::thread::THREAD_BYTES;
 use std::sync::{Arc, Weak};

@@ -117,7 +117,11 @@ impl Loader {
     ///
     /// # Errors
     /// When there is no memory for it after a moment.
-    fn begin(&self, frames: &PoolFrames, page: PageId) -> std::result::Result<Option<Loading>, Full> {
+    fn begin(
+        &self,
+        frames: &PoolFrames,
+        page: PageId,
+    ) -> std::result::Result<Option<Loading>, Full> {
         let Some(was) = frames.table.get(page).map(Latch::load) else { return Ok(None) };
         if !frames.table.contains(page) || !was.is_absent() || was.is_unused() {
             return Ok(None);

@@ -18,7 +18,7 @@ use crate::base::local::keep_local;
 use crate::base::sync::{AtomicBool, Ordering};
 use crate::base::units::ByteCount;
 use crate::heap::{self, FarArenas};
-use crate::limit::manager::{Account, ReclaimCost, MemoryManager, Reclaim};
+use crate::limit::manager::{Account, MemoryManager, Reclaim, ReclaimCost};
 use crate::paging::region::{REST, Region};
 use crate::sys::messages;
 use crate::sys::signals::SignalsBlocked;

@@ -12,7 +12,7 @@
 
 #![expect(unsafe_code, reason = "passes buffers on to the transfer")]
 
-use super::device::{Device, NamedFile};
+use super::device::{Device, Named};
 use super::inline_queue::{InlineQueue, Mover};
 use super::signature::{FoundFile, Use, refused};
 use super::uring_queue::UringQueue;
@@ -256,7 +256,7 @@ impl BlockStore {
         }
         let place = candidate.take(what, capacity)?;
         let capacity = ByteCount(place.end - place.start);
-        let mut device = Device::new(fd, kind, capacity, path.to_path_buf(), caching, NamedFile::Yes);
+        let mut device = Device::new(fd, kind, capacity, path.to_path_buf(), caching, Named::Yes);
         device.set_place(place.start, below);
         if kind == FileKind::Block && file::can_discard(info.device) == Some(false) {
             device.forbid_discard();
@@ -432,7 +432,7 @@ fn temporary_device(dir: Option<&Path>, capacity: Option<ByteCount>) -> Result<D
         None => set_len_available(&dir, fd.as_fd())?,
     };
     let kind = FileKind::Regular;
-    Ok(Device::new(fd, kind, capacity, dir, caching, NamedFile::No))
+    Ok(Device::new(fd, kind, capacity, dir, caching, Named::No))
 }
 
 fn choose_engine(device: &Device) -> Engine {

@@ -23,7 +23,7 @@ const ROOM_AGE_MAX: Duration = Duration::from_millis(10);
 
 /// A file with a name, or one without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NamedFile {
+pub(super) enum Named {
     Yes,
     No,
 }
@@ -33,7 +33,7 @@ pub(super) enum NamedFile {
 struct Called {
     /// The file or device; the directory of a file without a name.
     path: PathBuf,
-    named: NamedFile,
+    named: Named,
     /// By errors.
     name: Arc<str>,
 }
@@ -93,13 +93,13 @@ impl Device {
         capacity: ByteCount,
         path: PathBuf,
         caching: Caching,
-        named: NamedFile,
+        named: Named,
     ) -> Device {
         let shown = path.display();
         let name = match (named, kind) {
-            (NamedFile::No, _) => format!("unlinked file in {shown}"),
-            (NamedFile::Yes, FileKind::Block) => format!("block device {shown}"),
-            (NamedFile::Yes, _) => format!("file {shown}"),
+            (Named::No, _) => format!("unlinked file in {shown}"),
+            (Named::Yes, FileKind::Block) => format!("block device {shown}"),
+            (Named::Yes, _) => format!("file {shown}"),
         };
         Device {
             fd: Private::new(out_of_the_way(fd)),
@@ -112,7 +112,7 @@ impl Device {
             no_discard: AtomicBool::new(false),
             reserved: AtomicBool::new(false),
             room: Room::new(),
-            is_name_durable: AtomicBool::new(kind != FileKind::Regular || named == NamedFile::No),
+            is_name_durable: AtomicBool::new(kind != FileKind::Regular || named == Named::No),
         }
     }
 
@@ -146,7 +146,7 @@ impl Device {
     }
 
     pub(super) fn is_named(&self) -> bool {
-        self.called.named == NamedFile::Yes
+        self.called.named == Named::Yes
     }
 
     /// The kernel is known to have no way to return space.

@@ -18,7 +18,7 @@
 #![expect(unsafe_code, reason = "copies, encrypts and decrypts in raw buffers")]
 
 use super::cipher::{Cipher, Seal};
-use super::pending::{PendingRequest, Pending, block_bytes, whole_blocks};
+use super::pending::{Pending, PendingRequest, block_bytes, whole_blocks};
 use super::{Completion, DEPTH_MAX, IO_ALIGN, OnlyUser, Op, Queue, Request, Segment, Store};
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicU64, Ordering};

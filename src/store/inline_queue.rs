@@ -41,7 +41,7 @@ pub(super) trait Mover: Send {
 }
 
 #[derive(Debug)]
-struct InlineRequest {
+struct Queued {
     token: u64,
     op: Op,
     offset: u64,
@@ -52,13 +52,13 @@ struct InlineRequest {
 }
 
 /// Bytes of a queue for each request, its buffers aside.
-pub(super) const ENTRY_BYTES: usize = size_of::<InlineRequest>();
+pub(super) const ENTRY_BYTES: usize = size_of::<Queued>();
 
 /// A queue over a [`Mover`].
 #[derive(Debug)]
 pub(super) struct InlineQueue<T> {
     target: T,
-    entries: Box<[InlineRequest]>,
+    entries: Box<[Queued]>,
     vectors: Vectors,
     accepted: u64,
     ran: u64,
@@ -73,7 +73,7 @@ impl<T: Mover> InlineQueue<T> {
     pub(super) fn new(target: T, depth: u32) -> Result<InlineQueue<T>> {
         let depth = depth.clamp(1, DEPTH_MAX);
         let entry =
-            || InlineRequest { token: 0, op: Op::Read, offset: 0, len: 0, count: 0, result: Ok(()) };
+            || Queued { token: 0, op: Op::Read, offset: 0, len: 0, count: 0, result: Ok(()) };
         Ok(InlineQueue {
             target,
             entries: (0..depth).map(|_| entry()).collect(),
@@ -86,7 +86,7 @@ impl<T: Mover> InlineQueue<T> {
         })
     }
 
-    fn entry(&mut self, number: u64) -> &mut InlineRequest {
+    fn entry(&mut self, number: u64) -> &mut Queued {
         let depth = self.entries.len() as u64;
         &mut self.entries[(number % depth) as usize]
     }

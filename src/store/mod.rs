@@ -44,7 +44,7 @@ pub(crate) use wipe::wipe;
 
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
-use crate::sys::file::{IoDirection, Errno};
+use crate::sys::file::{Errno, IoDirection};
 use crate::sys::vm::{Huge, Mapping};
 use std::fmt::Debug;
 use std::os::fd::RawFd;

@@ -19,7 +19,7 @@ use crate::base::deadline::{Deadline, look_every};
 use crate::base::error::{Error, Result};
 use crate::sys::file::{Errno, IoVec};
 use crate::sys::messages;
-use crate::sys::uring::{RingOutcome, Ring};
+use crate::sys::uring::{Ring, RingOutcome};
 use crate::sys::vm::never_unmap;
 use std::os::fd::{AsFd, RawFd};
 use std::sync::{Arc, Once};

@@ -17,7 +17,7 @@ const GET_TID_ADDRESS: i32 = 40;
 
 /// The head of a robust list, `struct robust_list_head`.
 #[repr(C)]
-struct RobustListHead {
+struct ListHead {
     next: usize,
     /// Bytes from an entry to its word, which may lie before it.
     offset: usize,
@@ -56,11 +56,11 @@ pub(crate) fn for_each_range(mut keep: impl FnMut(usize, usize) -> bool) {
     if got != 0 || head == 0 {
         return;
     }
-    let is_kept = keep(head, size_of::<RobustListHead>());
+    let is_kept = keep(head, size_of::<ListHead>());
     let field = |offset: usize| read_word(head.wrapping_add(offset), is_kept);
-    let next = field(offset_of!(RobustListHead, next));
+    let next = field(offset_of!(ListHead, next));
     let (Some(mut next), Some(offset), Some(pending)) =
-        (next, field(offset_of!(RobustListHead, offset)), field(offset_of!(RobustListHead, pending)))
+        (next, field(offset_of!(ListHead, offset)), field(offset_of!(ListHead, pending)))
     else {
         return;
     };

@@ -9,7 +9,7 @@
 
 #![expect(unsafe_code, reason = "hands buffers to the kernel")]
 
-use crate::sys::file::{IoDirection, Errno, IoVec};
+use crate::sys::file::{Errno, IoDirection, IoVec};
 use crate::sys::fork::Private;
 use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, opcode, squeue};

@@ -9,7 +9,7 @@ use crate::harness::{
 };
 use crate::reads::{BAD, FOREVER, PAGES, expect_lost_page, give_up};
 use farheap::ByteCount;
-use farheap::region::{Install, FaultMode, RegionConfig};
+use farheap::region::{FaultMode, Install, RegionConfig};
 use farheap::store::Op;
 use std::time::{Duration, Instant};
 

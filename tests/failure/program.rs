@@ -7,7 +7,7 @@ use crate::harness::{
     Far, WAYS, check_page, config, fill_page, in_child, read_word, stamp, wait_until,
 };
 use farheap::ByteCount;
-use farheap::region::{Install, FaultMode, RegionConfig};
+use farheap::region::{FaultMode, Install, RegionConfig};
 use nix::sys::resource::{Resource, getrlimit};
 use std::os::unix::fs::FileExt;
 

@@ -6,7 +6,7 @@ use crate::harness::{
     sigbus_addrs, sigbus_count, stamp, wait_until,
 };
 use farheap::ByteCount;
-use farheap::region::{Install, FaultMode, RegionConfig};
+use farheap::region::{FaultMode, Install, RegionConfig};
 use farheap::store::Op;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -292,7 +292,9 @@ fn wrong_bytes_are_never_shown() {
 fn damaged_pages_are_given_up_long_before_the_deadline() {
     const DAMAGED: usize = 24;
     let body = || {
-        for patient in [config(4, Install::Auto), config(4, Install::Copy).mode(FaultMode::InThread)] {
+        for patient in
+            [config(4, Install::Auto), config(4, Install::Copy).mode(FaultMode::InThread)]
+        {
             park_on_sigbus(); // A region that serves its own faults passes others on.
             let Some(far) = Far::new(patient.deadline(HUNG), PAGES, 1) else { return };
             let before = sigbus_count();

@@ -7,7 +7,7 @@
 use crate::common::{mem_store, region, watchdog};
 use crate::harness::{HUNG, Stop, config, in_child, read_word, stamp, wait_until, write_word};
 use allocator_api2::vec::Vec as FarVec;
-use farheap::region::{Advice, Install, FaultMode, Region, RegionConfig};
+use farheap::region::{Advice, FaultMode, Install, Region, RegionConfig};
 use farheap::{ByteCount, Far};
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -5,7 +5,7 @@ use crate::harness::{Far, config, in_child, stamp, wait_until};
 use farheap::ByteCount;
 use farheap::manager::MemoryManager;
 use farheap::pool::PoolConfig;
-use farheap::region::{Install, FaultMode};
+use farheap::region::{FaultMode, Install};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

@@ -5,7 +5,7 @@
 use crate::common::watchdog;
 use crate::harness::{Far, config, stamp};
 use farheap::ByteCount;
-use farheap::region::{Install, FaultMode, RegionConfig};
+use farheap::region::{FaultMode, Install, RegionConfig};
 use std::fs::File;
 use std::io::{PipeReader, PipeWriter, Read};
 use std::net::{TcpListener, TcpStream};

@@ -3,7 +3,7 @@
 //! Guards: the interface.
 
 use crate::common::child::path_of;
-use farheap::config::{Builder, Limit, Metadata, FaultMode, UserMode, Wipe};
+use farheap::config::{Builder, FaultMode, Limit, Metadata, UserMode, Wipe};
 use farheap::store::MemStore;
 use farheap::{ByteCount, Config, Error, Heap};
 use proptest::prelude::*;

@@ -6,7 +6,7 @@
 
 use crate::common::faulty::FaultyStore;
 use crate::common::{Dice, StopOnDrop, eventually, mem_store, watchdog};
-use farheap::manager::{Account, ReclaimCost, MemoryManager, Reclaim, TemporaryMemory};
+use farheap::manager::{Account, MemoryManager, Reclaim, ReclaimCost, TemporaryMemory};
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::region::{Region, RegionConfig};
 use farheap::store::{MemStore, Op, Store};

@@ -6,7 +6,7 @@
 
 use crate::common::child::alone;
 use crate::common::numbered::{add_pages, await_given_back, fill, holds};
-use farheap::manager::{Donation, ReclaimCost, MemoryManager, Reclaim};
+use farheap::manager::{Donation, MemoryManager, Reclaim, ReclaimCost};
 use farheap::pool::PoolConfig;
 use farheap::store::MemStore;
 use farheap::{ByteCount, PageId};

@@ -7,7 +7,7 @@
 
 use crate::common::{Dice, StopOnDrop, eventually, mem_store, region, seed, watchdog};
 use farheap::ByteCount;
-use farheap::region::{Install, FaultMode, Region, RegionConfig, Stats};
+use farheap::region::{FaultMode, Install, Region, RegionConfig, Stats};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 

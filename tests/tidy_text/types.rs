@@ -32,8 +32,8 @@ fn declared(line: &str) -> Option<&str> {
     let (kind, rest) = item.strip_prefix("unsafe ").unwrap_or(item).split_once(' ')?;
     let is_type = matches!(kind, "struct" | "enum" | "trait" | "union")
         || kind == "type" && !line.starts_with(' ');
-    let is_name = |name: &&str| is_type && name.starts_with(char::is_uppercase);
-    words(rest).next().filter(is_name)
+    // (A macro's parameter is no name.)
+    words(rest).next().filter(|_| is_type && rest.starts_with(char::is_uppercase))
 }
 
 /// The functions of a source that take a reference to `what`, or to an `Arc` of it, with their lines.
@@ -59,7 +59,7 @@ pub(crate) fn takers<'a>(source: &'a Source, what: &str) -> Vec<(usize, &'a str)
 #[test]
 fn declared_types_are_told_from_others() {
     let code = "pub(in crate::a) struct A;\nunsafe trait B {\n    type C;\n}\n    struct D(u8);\n\
-                type E<'a> = &'a u8;\npub union F {\n}\nstruct $name;\n#[cfg(all(test, loom))]\n\
+                type E<'a> = &'a u8;\npub union F {\n}\nstruct $Name;\n#[cfg(all(test, loom))]\n\
                 mod model {\n    struct G;\n}\n#[cfg(not(loom))]\nmod h;\nenum I {\n}\n";
     let source = Source::new("src/a.rs", code.to_owned());
     let found: Vec<&str> = types(&source).into_iter().map(|(_, name)| name).collect();

@@ -20,7 +20,8 @@ const UMAP_LATENCIES_US: [(f64, f64); 3] = [(0.5, 24.3), (0.99, 71.3), (0.999, 3
 const UMAP_SCAN: [(usize, f64); 3] = [(64 << 10, 349.0), (256 << 10, 1_199.0), (2 << 20, 1_006.0)];
 
 /// How faults are delivered, where the library can choose.
-const MODES: [(&str, FaultMode); 2] = [("handler", FaultMode::Handler), ("in-thread", FaultMode::InThread)];
+const MODES: [(&str, FaultMode); 2] =
+    [("handler", FaultMode::Handler), ("in-thread", FaultMode::InThread)];
 
 pub(crate) fn random(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
     for (name, mode) in MODES {

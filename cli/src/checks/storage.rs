@@ -1,7 +1,7 @@
 //! Judges where evicted pages are to go: the temporary file's directory, or a device.
 
 use super::{Check, Subject, Verdict};
-use crate::place::{StoreDevice, DeviceKind, Directory};
+use crate::place::{DeviceKind, Directory, StoreDevice};
 use farheap::probe::temporary_dir;
 use farheap::{ByteCount, Config};
 use std::path::Path;

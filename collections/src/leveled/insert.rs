@@ -2,7 +2,7 @@
 
 use super::FarLeveledMap;
 use super::levels::Levels;
-use super::node::{Inner, ByKindMut, Node};
+use super::node::{ByKindMut, Inner, Node};
 use crate::Refused;
 use crate::sub::AllocError;
 

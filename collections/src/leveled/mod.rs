@@ -32,7 +32,7 @@ use crate::sub::{AllocError, Collective};
 use farheap::ByteCount;
 use leaves::DrainedLeaves;
 use levels::Levels;
-use node::{Inner, ByKind, ByKindMut, Leaf, Node};
+use node::{ByKind, ByKindMut, Inner, Leaf, Node};
 use std::borrow::Borrow;
 use std::fmt;
 use std::sync::Arc;

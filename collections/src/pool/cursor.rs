@@ -6,7 +6,7 @@
 //! A copy is a tenth of what the descent costs that it saves (`docs/design/pool.md`, the B+-tree).
 
 use super::node::Node;
-use super::{BTree, DEPTH_MAX, Entry, RESTARTS_MAX};
+use super::{BTree, DEPTH_MAX, KeyValue, RESTARTS_MAX};
 use farheap::pool::{OptimisticGuard, PageVersion};
 use farheap::{Error, PageId, Result};
 use std::borrow::Cow;
@@ -326,9 +326,9 @@ impl BTree {
 }
 
 impl Iterator for Scan<'_> {
-    type Item = Result<Entry>;
+    type Item = Result<KeyValue>;
 
-    fn next(&mut self) -> Option<Result<Entry>> {
+    fn next(&mut self) -> Option<Result<KeyValue>> {
         let entry = match self.0.as_mut()?.next() {
             Ok(entry) => entry.map(|(key, value)| Ok((key.to_vec(), value.to_vec()))),
             Err(error) => Some(Err(error)),

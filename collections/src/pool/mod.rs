@@ -316,4 +316,4 @@ impl fmt::Debug for ValueGuard<'_> {
 }
 
 /// A key with its value.
-type Entry = (Vec<u8>, Vec<u8>);
+type KeyValue = (Vec<u8>, Vec<u8>);

@@ -355,7 +355,10 @@ impl AscendingRun {
     /// The run when a new key goes to `slot`.
     fn with(self, slot: usize) -> AscendingRun {
         let goes_on = slot as u16 == self.last.wrapping_add(1);
-        AscendingRun { length: if goes_on { self.length.saturating_add(1) } else { 0 }, last: slot as u16 }
+        AscendingRun {
+            length: if goes_on { self.length.saturating_add(1) } else { 0 },
+            last: slot as u16,
+        }
     }
 
     /// True if a key that goes to `slot` is one more of several.

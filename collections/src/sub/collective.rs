@@ -388,7 +388,11 @@ impl Collective {
         Ok(pointer(state.far.take(page, layout).expect("an empty page has room")))
     }
 
-    fn allocate_large(&self, state: &mut CollectiveState, layout: Layout) -> Result<NonNull<u8>, AllocError> {
+    fn allocate_large(
+        &self,
+        state: &mut CollectiveState,
+        layout: Layout,
+    ) -> Result<NonNull<u8>, AllocError> {
         if layout.align() > self.page_bytes {
             return Err(AllocError::Align { align: layout.align(), max: self.page_bytes });
         }

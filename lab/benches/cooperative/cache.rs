@@ -8,7 +8,7 @@ use crate::options::Options;
 use crate::random::Random;
 use crate::run::Beside;
 use farheap::ByteCount;
-use farheap::manager::{Account, ReclaimCost, MemoryManager, Reclaim};
+use farheap::manager::{Account, MemoryManager, Reclaim, ReclaimCost};
 use std::collections::{HashMap, VecDeque};
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

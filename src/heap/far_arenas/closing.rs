@@ -7,7 +7,7 @@ use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
 use crate::heap::entry::Entrance;
 use crate::heap::placement;
-use crate::heap::thread_cache::{Revoker, Revoked, ThreadCache, ThreadCaches};
+use crate::heap::thread_cache::{Revoked, Revoker, ThreadCache, ThreadCaches};
 use crate::sys::membarrier;
 use std::time::Duration;
 

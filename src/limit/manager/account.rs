@@ -5,7 +5,7 @@ use crate::base::local::keep_local;
 use crate::base::sync::Ordering;
 use crate::base::units::ByteCount;
 use crate::limit::budget::Budget;
-use crate::limit::manager::consumer::{ReclaimCost, Reclaim};
+use crate::limit::manager::consumer::{Reclaim, ReclaimCost};
 use crate::limit::manager::member::Member;
 use crate::limit::manager::report::Pressure;
 use crate::limit::manager::shared::ManagerState;

@@ -16,7 +16,8 @@ pub enum ReclaimCost {
 
 impl ReclaimCost {
     /// All of them, cheapest first.
-    pub const ALL: [ReclaimCost; 3] = [ReclaimCost::Free, ReclaimCost::Reread, ReclaimCost::WriteBack];
+    pub const ALL: [ReclaimCost; 3] =
+        [ReclaimCost::Free, ReclaimCost::Reread, ReclaimCost::WriteBack];
 }
 
 /// A consumer that can give memory back: a buffer pool, a far heap, a host's plan or result cache.

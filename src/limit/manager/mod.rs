@@ -40,7 +40,7 @@ mod tests;
 #[doc(hidden)]
 pub use crate::limit::donation::Donation;
 pub use crate::limit::manager::account::Account;
-pub use crate::limit::manager::consumer::{ReclaimCost, Reclaim};
+pub use crate::limit::manager::consumer::{Reclaim, ReclaimCost};
 pub use crate::limit::manager::report::Pressure;
 pub use crate::limit::manager::spill::Spill;
 pub use crate::limit::manager::stats::{ConsumerStats, ManagerStats};
@@ -55,7 +55,7 @@ use crate::limit::admission::{self, Turn};
 use crate::limit::budget::Budget;
 use crate::limit::manager::member::Member;
 use crate::limit::manager::shared::{
-    BRIEFLY, Bell, CONSUMERS_MAX, HostCallbacks, LIMIT_MIN, RETRY_AFTER, ManagerState, Turns,
+    BRIEFLY, Bell, CONSUMERS_MAX, Callbacks, LIMIT_MIN, ManagerState, RETRY_AFTER, Turns,
 };
 use crate::limit::manager::stats::ManagerCounts;
 use crate::sys::fork::Born;
@@ -117,7 +117,7 @@ impl MemoryManager {
             temporary,
             budget,
             shares: Ranked::new(Rank::Shares, ()),
-            host: HostCallbacks { spill: Ranked::new(Rank::Leaf, None), on_pressure: OnceLock::new() },
+            host: Callbacks { spill: Ranked::new(Rank::Leaf, None), on_pressure: OnceLock::new() },
             turns: Turns { gathering: Turn::new(), resizing: Turn::new() },
             moves_fail: AtomicBool::new(false),
             counts: ManagerCounts::default(),

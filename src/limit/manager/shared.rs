@@ -42,7 +42,7 @@ pub(super) struct ManagerState {
     pub(super) shares: Ranked<()>,
     pub(super) members: Ranked<Vec<Weak<Member>>>,
     pub(super) temporary: Arc<Member>,
-    pub(super) host: HostCallbacks,
+    pub(super) host: Callbacks,
     pub(super) turns: Turns,
     /// The kernel has refused to move pages. Each try may cost address space, so there are no more:
     /// consumers drop their pages instead.
@@ -54,7 +54,7 @@ pub(super) struct ManagerState {
 }
 
 /// Callbacks that the host has registered.
-pub(super) struct HostCallbacks {
+pub(super) struct Callbacks {
     pub(super) spill: Ranked<Option<Weak<dyn Spill>>>,
     pub(super) on_pressure: OnceLock<Box<OnPressure>>,
 }

@@ -130,7 +130,8 @@ pub(super) struct ConsumerCounts {
 
 impl ManagerCounts {
     pub(super) fn show(&self, stats: &mut ManagerStats) {
-        let [free, reread, write_back] = [0, 1, 2].map(|at| ByteCount(self.reclaimed[at].reading()));
+        let [free, reread, write_back] =
+            [0, 1, 2].map(|at| ByteCount(self.reclaimed[at].reading()));
         stats.reclaimed_free_bytes = free;
         stats.reclaimed_reread_bytes = reread;
         stats.reclaimed_write_back_bytes = write_back;

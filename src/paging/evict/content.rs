@@ -36,7 +36,7 @@ pub(in crate::paging) fn choose(
             continue;
         }
         for other in memory.table().pages_of_chunk(chunk).filter(|other| *other != page) {
-            let word = memory.table().word(other).load();
+            let word = memory.word(other).load();
             if word.state() == State::Resident && word.pins() == 0 {
                 residents.unlist(other);
                 residents.bypassed(other);
@@ -61,7 +61,7 @@ pub(in crate::paging) fn take_victim(
 ) -> Option<Word> {
     let mut spins = 0;
     loop {
-        let word = memory.table().word(page).load();
+        let word = memory.word(page).load();
         match word.state() {
             State::Resident => {}
             State::Moving => {
@@ -71,7 +71,7 @@ pub(in crate::paging) fn take_victim(
             _ => return None,
         }
         let leaving = word.leaving();
-        if memory.table().word(page).try_change(word, leaving).is_err() {
+        if memory.word(page).try_change(word, leaving).is_err() {
             continue;
         }
         if listed == Listed::Yes {
@@ -130,7 +130,7 @@ pub(in crate::paging) fn drop_clean(
     }
     for &(page, word) in clean {
         let slot = word.slot().expect("a clean page has a slot");
-        memory.table().publish(page, word, Word::stored(slot));
+        memory.publish(page, word, Word::stored(slot));
     }
     let bytes = (clean.len() * memory.table().page_bytes()) as u64;
     memory.budget().uncharge(ByteCount(bytes));

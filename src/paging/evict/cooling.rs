@@ -25,7 +25,7 @@ impl Evictor {
     /// once, which costs one release of memory.
     pub(super) fn release(&mut self) {
         if !self.outgoing.left.is_empty() {
-            let mut policy = self.pager.policy().lock();
+            let mut policy = self.pager.memory().policy().lock();
             self.outgoing.left.drain(..).for_each(|page| policy.evicted(page));
         }
         let freed = self.outgoing.freed.len();
@@ -44,7 +44,8 @@ impl Evictor {
     fn renew_huge(&mut self) {
         let frames = self.pager.frames();
         let per_run = frames.run_frames();
-        let is_wanted = self.pager.managed().deficit() == 0 && self.pager.pool().excess() == 0;
+        let is_wanted =
+            self.pager.pool().managed().deficit() == 0 && self.pager.pool().excess() == 0;
         let is_huge = self.pager.page_bytes() >= HUGE_PAGE;
         // What was read by runs leaves by runs, and more is being read.
         let is_used =
@@ -136,7 +137,7 @@ impl Evictor {
             }
             Content::Clean(_) => pager.counters().evicted_clean.bump(),
             Content::Zero => {
-                pager.put_slot(slot);
+                pager.slots().put(slot);
                 pager.counters().evicted_zero.bump();
             }
         }
@@ -163,7 +164,7 @@ impl Evictor {
                 Borrowed::Over(false) => drop(self.pager.frames().release(frame)),
                 Borrowed::Over(true) => self.outgoing.freed.push(frame),
             }
-            self.pager.put_slot(written);
+            self.pager.slots().put(written);
             self.made_room(1);
         }
         self.release();

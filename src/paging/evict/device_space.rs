@@ -47,7 +47,7 @@ impl Pager {
         let slots_of = |bytes: usize| SlotCount((bytes / self.page_bytes()).max(1) as u64);
         let (least, most) = (slots_of(bytes_min), slots_of(DISCARD_BYTES_MAX));
         let Some(run) = self.slots().map().next_discardable(least, most) else { return false };
-        let (offset, len) = (self.slot_offset(run.0), run.1.0 * self.page_bytes() as u64);
+        let (offset, len) = (self.slots().offset(run.0), run.1.0 * self.page_bytes() as u64);
         // SAFETY: the slots are free, and stay so until `discarded`.
         let result = self.guarded(|| unsafe { self.slots().store().discard(offset, len) });
         if let Err(error) = result.unwrap_or(Ok(())) {

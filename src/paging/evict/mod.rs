@@ -85,7 +85,8 @@ impl Evictor {
         if !asked && !worked && !discarded {
             self.pager.tables().release(self.pager.memory());
         }
-        let discarded = discarded || !worked && self.pager.tables().sleep_slots(self.pager.memory(), self.pager.slots());
+        let discarded = discarded
+            || !worked && self.pager.tables().sleep_slots(self.pager.memory(), self.pager.slots());
         // While writes fail, what was found dirty goes back: looking for clean pages all the time
         // would be all this thread does.
         let hopeless = self.writes.is_paused() && self.pager.health().is_exhausted();
@@ -144,7 +145,7 @@ impl Evictor {
         let pager = &self.pager;
         let available = pager.pool().available();
         let starving = pager.pool().waiters().is_starving();
-        let owed = pager.managed().deficit();
+        let owed = pager.pool().managed().deficit();
         let enough = available >= pager.pool().watermarks().evict_below() && !starving;
         let is_idle = self.due() == 0 && self.writes.is_idle();
         // Once begun it goes on up to the high watermark: with a turn for each page that comes in there would
@@ -204,13 +205,13 @@ impl Evictor {
         if streams || !self.pager.pool().moves().evict {
             return 0;
         }
-        let count = standby_count(self.pager.page_size(), self.pager.budget().limit());
+        let count = standby_count(self.pager.table().page_size(), self.pager.budget().limit());
         count.min(self.pager.frames().singles() / 2)
     }
 
     /// Notes what has arrived, and runs ahead while threads wait for room for fresh memory.
     fn look_at_arrivals(&mut self) {
-        let arrived = self.pager.policy().lock().arrived();
+        let arrived = self.pager.memory().policy().lock().arrived();
         self.arrivals.look(arrived, self.pager.pages_per_chunk());
         let is_fresh = self.arrivals.fresh_prevail() && self.takes_chunks();
         self.pager.pool().watermarks().set_in_order(self.arrivals.in_order());
@@ -254,8 +255,9 @@ impl Evictor {
                     true
                 }
                 Chunkwise::Unfit => {
-                    let closed =
-                        self.pager.chunks().any_open() && kernel_filled::close_next(self.pager.memory());
+                    let memory = self.pager.memory();
+                    let next = memory.chunks().next_open();
+                    let closed = next.is_some_and(|chunk| kernel_filled::close(memory, chunk));
                     self.evict(wanted.min(TURN_MAX)) || closed
                 }
             };

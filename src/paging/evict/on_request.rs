@@ -71,7 +71,7 @@ impl Evictor {
     /// page its huge page is split, and each page costs a MOVE and a release of its own
     /// (`docs/design/write_back.md`).
     fn take_chunk_of(&mut self, first: PageId, end: u64) -> bool {
-        let (chunk, count) = (self.pager.chunk_of(first), self.pager.pages_per_chunk());
+        let (chunk, count) = (self.pager.table().chunk_of(first), self.pager.pages_per_chunk());
         let is_all = first.0.is_multiple_of(count) && first.0 + count <= end;
         if !is_all || !self.pager.chunks().is_open(chunk) || !self.takes_chunks() {
             return false;
@@ -102,23 +102,25 @@ impl Evictor {
         let end = end.min(first.0 + BATCH_MAX.min(half) as u64);
         // Up to a chunk that may leave whole.
         let mut stop = (first.0 + 1).next_multiple_of(self.pager.pages_per_chunk());
-        while stop < end && !self.pager.chunks().is_open(self.pager.chunk_of(PageId(stop))) {
+        while stop < end && !self.pager.chunks().is_open(self.pager.table().chunk_of(PageId(stop)))
+        {
             stop += self.pager.pages_per_chunk();
         }
         let count = (end.min(stop) - first.0) as usize;
         let batch = &mut batch[..count];
         batch.iter_mut().zip(first.0..).for_each(|(page, id)| *page = PageId(id));
-        let mut seen = [self.pager.chunks().look(self.pager.chunk_of(first)); BATCH_MAX];
+        let mut seen = [self.pager.chunks().look(self.pager.table().chunk_of(first)); BATCH_MAX];
         for _ in 0..TRIES {
             self.finish_until(half);
             for (page, seen) in batch.iter().zip(&mut seen) {
                 // Where the process has too many mappings to close a chunk, its pages stay.
                 let _ = kernel_filled::close_around(self.pager.memory(), *page);
-                *seen = self.pager.chunks().look(self.pager.chunk_of(*page));
+                *seen = self.pager.chunks().look(self.pager.table().chunk_of(*page));
             }
             self.take_out(batch, Listed::Yes);
             let chunks = self.pager.chunks();
-            let is_as_seen = |(page, seen)| chunks.is_as_seen(self.pager.chunk_of(page), seen);
+            let is_as_seen =
+                |(page, seen)| chunks.is_as_seen(self.pager.table().chunk_of(page), seen);
             if batch.iter().copied().zip(seen).all(is_as_seen) {
                 break;
             }

@@ -43,12 +43,12 @@ impl Evictor {
         const PAUSED_ROUNDS_MAX: usize = 64;
         let mut victims = std::mem::take(&mut self.victims);
         let (mut went, mut resident) = (0, PageCount(0));
-        let limit = PageCount(self.pager.budget().limit().0 / self.pager.page_size().0);
+        let limit = PageCount(self.pager.budget().limit().0 / self.pager.table().page_size().0);
         for _ in 0..if self.writes.is_paused() { PAUSED_ROUNDS_MAX } else { 1 } {
             let want = if self.writes.is_paused() { BATCH_MAX } else { want };
             victims.clear();
             {
-                let mut policy = self.pager.policy().lock();
+                let mut policy = self.pager.memory().policy().lock();
                 content::choose(self.pager.memory(), &mut policy, want, &mut victims);
                 resident = policy.resident();
             }
@@ -113,11 +113,7 @@ impl Evictor {
                 &mut pieces,
             );
         }
-        content::drop_clean(
-            self.pager.memory(),
-            &clean[..clean_count],
-            &pieces[..piece_count],
-        );
+        content::drop_clean(self.pager.memory(), &clean[..clean_count], &pieces[..piece_count]);
         self.pager.counters().evict_times.add_many(chosen.elapsed(), clean_count as u64);
         self.made_room(clean_count);
         clean_count + moved
@@ -198,7 +194,7 @@ impl Evictor {
         const FRUITLESS_MAX: usize = 2 * BATCH_MAX;
         let chunk = self.pager.pages_per_chunk();
         let (listed, fresh_return) = {
-            let policy = self.pager.policy().lock();
+            let policy = self.pager.memory().policy().lock();
             (policy.resident().0 * self.pager.page_bytes() as u64, policy.fresh_return_more())
         };
         listed * OPEN_PART > self.pager.budget().limit().0

@@ -233,7 +233,7 @@ impl WriteBack {
         pager.counters().pages_out.bump();
         pager.slots().note_transfer();
         let outcome = protocol::written(pager.word(page), frame, slot);
-        pager.put_slot(old);
+        pager.slots().put(old);
         match outcome {
             Written::Won => {
                 pager.counters().evict_times.add(outgoing.chosen[frame.0 as usize].elapsed());
@@ -251,7 +251,7 @@ impl WriteBack {
         let (page, slot) = (pager.frames().page(frame), pager.frames().slot(frame));
         if protocol::unwritten(pager.word(page), frame, slot) == Written::Taken {
             // A handler copied the page out, or it was discarded: the old slot is this thread's.
-            pager.put_slot(slot);
+            pager.slots().put(slot);
             outgoing.borrowed.push_back((frame, None));
             return;
         }
@@ -358,7 +358,7 @@ impl WriteBack {
             return;
         };
         let Some(frame) = pager.pool().charged_frame(ByteCount::ZERO) else {
-            return pager.put_slot(Some(slot));
+            return pager.slots().put(Some(slot));
         };
         pager.frames().clear(frame);
         self.transfers.start(Aim::Probe, slot, &[frame]);
@@ -369,7 +369,7 @@ impl WriteBack {
             self.note_works();
         }
         for (slot, frame) in probe.pages() {
-            self.pager.put_slot(Some(slot));
+            self.pager.slots().put(Some(slot));
             self.pager.pool().recycle(frame);
         }
         if let Err(error) = result {

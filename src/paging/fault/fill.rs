@@ -60,7 +60,7 @@ pub(super) fn begin_fill_into(
 ) -> bool {
     memory.frames().note(frame, page, stored.slot());
     let filling = Word::filling(frame).with_wanted(purpose == Purpose::Fault);
-    let begun = memory.table().word(page).try_change(stored, filling).is_ok();
+    let begun = memory.word(page).try_change(stored, filling).is_ok();
     if !begun {
         memory.pool().cancel_fill(frame);
     }
@@ -111,7 +111,7 @@ pub(in crate::paging) fn retry_after(
 
 /// True if the page that is being read into a frame was discarded meanwhile.
 pub(in crate::paging) fn is_discarded(memory: &RegionMemory, frame: FrameId) -> bool {
-    memory.table().word(memory.frames().page(frame)).load().dead()
+    memory.word(memory.frames().page(frame)).load().dead()
 }
 
 /// Calls `read`, which reads a page and compares it with what was written, again and again while that may help: the
@@ -139,7 +139,11 @@ pub(in crate::paging) fn read_until_deadline(
 
 /// `Filling` -> `Moving`: the page whose slot was read into `frame` is the caller's, to be mapped.
 /// Says as well whether a thread waits for it. `None`: it was discarded; the frame is given back.
-pub(in crate::paging) fn end_fill(memory: &RegionMemory, slots: &SlotStore, frame: FrameId) -> Option<(Word, bool)> {
+pub(in crate::paging) fn end_fill(
+    memory: &RegionMemory,
+    slots: &SlotStore,
+    frame: FrameId,
+) -> Option<(Word, bool)> {
     let ended = take_filled(memory, slots, frame, memory.frames().slot(frame));
     if ended.is_none() {
         memory.pool().cancel_fill(frame);
@@ -150,16 +154,17 @@ pub(in crate::paging) fn end_fill(memory: &RegionMemory, slots: &SlotStore, fram
 /// As [`end_fill`](end_fill), but the frame stays the caller's, and so does the page's slot
 /// where `slot` does not name it.
 pub(in crate::paging) fn take_filled(
-    memory: &RegionMemory, slots: &SlotStore,
+    memory: &RegionMemory,
+    slots: &SlotStore,
     frame: FrameId,
     slot: Option<SlotId>,
 ) -> Option<(Word, bool)> {
     let page = memory.frames().page(frame);
-    match protocol::filled(memory.table().word(page), frame, slot) {
+    match protocol::filled(memory.word(page), frame, slot) {
         Filled::Moving { moving, wanted } => Some((moving, wanted)),
         Filled::Died(dead) => {
             slots.put(slot);
-            memory.table().publish(page, dead, Word::EMPTY);
+            memory.publish(page, dead, Word::EMPTY);
             memory.wake(page);
             None
         }

@@ -205,7 +205,7 @@ impl HugeReads {
         }
         if wanted {
             reads.rest_if_last(0, context);
-            self.pager.wake_chunk(chunk.page);
+            self.pager.mapper().wake_chunk(self.pager.table().addr(chunk.page));
         }
     }
 }

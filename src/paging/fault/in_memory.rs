@@ -47,7 +47,7 @@ pub(in crate::paging) fn resolve_in_memory(
 
 /// `Empty`: maps zeros. `None`: the word changed, look again.
 fn fill_zeros(pager: &Pager, page: PageId) -> Option<FaultStatus> {
-    let chunk = pager.chunk_of(page);
+    let chunk = pager.table().chunk_of(page);
     if pager.chunks().is_open(chunk) {
         // Open since the fault was sent: the kernel fills the page now.
         pager.wake(page);
@@ -105,7 +105,7 @@ fn touch_resident(pager: &Pager, page: PageId, word: Word, fault: &Fault) -> Opt
 /// `Resident`, and a write found it protected: lifts the protection.
 fn open_for_writes(pager: &Pager, page: PageId, word: Word) -> Option<FaultStatus> {
     let (moving, opened) = protocol::open_for_writes(pager.word(page), word).ok()?;
-    match pager.mapper().allow_writes(pager.addr(page)) {
+    match pager.mapper().allow_writes(pager.table().addr(page)) {
         Ok(()) => {
             pager.mapper().note_mapped();
             pager.publish(page, moving, opened);
@@ -165,7 +165,7 @@ pub(in crate::paging) fn take_back(
             pager.pool().uncharge_copy();
             let answer = lost::not_mapped(pager, page, moving, Word::cooling(frame), &error);
             if pager.word(page).load().state() == State::Poisoned {
-                pager.put_slot(slot);
+                pager.slots().put(slot);
                 pager.frames().decide(frame, FrameOutcome::Dropped);
             }
             Some(answer)
@@ -179,7 +179,7 @@ fn copy_out(memory: &RegionMemory, page: PageId, word: Word) -> Option<FaultStat
     if !memory.pool().charge_page() {
         return Some(FaultStatus::NoRoom);
     }
-    if protocol::copy_out(memory.table().word(page), word).is_err() {
+    if protocol::copy_out(memory.word(page), word).is_err() {
         memory.budget().uncharge(memory.table().page_size());
         return None;
     }
@@ -198,7 +198,7 @@ fn copy_out(memory: &RegionMemory, page: PageId, word: Word) -> Option<FaultStat
 fn fill_hole(memory: &RegionMemory, page: PageId, word: Word, addr: usize) -> bool {
     // The word cannot leave `Resident` unnoticed while this thread has made it `Moving`.
     let moving = word.leaving();
-    if memory.table().word(page).try_change(word, moving).is_err() {
+    if memory.word(page).try_change(word, moving).is_err() {
         return false;
     }
     // SAFETY: a hole of a sparse page reads as zero, and this thread alone changes the page's
@@ -206,7 +206,7 @@ fn fill_hole(memory: &RegionMemory, page: PageId, word: Word, addr: usize) -> bo
     let outcome = unsafe { memory.mapper().map_zero_page(addr) };
     let filled = outcome == Outcome::Done;
     let sparse = word.with_sparse(true).with_protected(false);
-    memory.table().publish(page, moving, if filled { sparse } else { word });
+    memory.publish(page, moving, if filled { sparse } else { word });
     match outcome {
         Outcome::Done => memory.counters().faults_zero.bump(),
         Outcome::Failed { errno: errno @ sys::EPERM, .. } => {

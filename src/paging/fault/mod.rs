@@ -1,6 +1,5 @@
 //! Faults: the threads and the signal handler that bring pages in.
 
-mod fault_queue;
 pub(in crate::paging) mod fill;
 pub(in crate::paging) mod handler;
 mod huge_reads;

@@ -29,7 +29,7 @@ pub(in crate::paging) fn is_stuck(health: &Health) -> bool {
 
 /// The class in which a fault on a page waits for room; `None`: it needs none.
 pub(in crate::paging) fn room_class(memory: &RegionMemory, page: PageId) -> Option<RoomClass> {
-    match memory.table().word(page).load().state() {
+    match memory.word(page).load().state() {
         State::Empty if memory.chunks().is_open(memory.table().chunk_of(page)) => None,
         State::Empty => Some(RoomClass::Fresh),
         State::Stored | State::Writing => Some(RoomClass::Content),
@@ -46,7 +46,8 @@ pub(in crate::paging) fn must_wait(memory: &RegionMemory, health: &Health, page:
 
 /// Keeps a fault for which there is no room, or that must not pass others.
 pub(in crate::paging) fn wait_for_room(
-    memory: &RegionMemory, health: &Health,
+    memory: &RegionMemory,
+    health: &Health,
     page: PageId,
     fault: Fault,
     arrived: Instant,
@@ -116,7 +117,7 @@ pub(in crate::paging) fn give_up_stalled(
 /// Gives up on a fault that cannot be served in time: SIGBUS with the cause, not a hang. `false`: the
 /// limit leaves no room for the tables that a lost page needs, so that its thread has to wait on.
 pub(in crate::paging) fn give_up(pager: &Pager, page: PageId, cause: &Error) -> bool {
-    let chunk = pager.chunk_of(page);
+    let chunk = pager.table().chunk_of(page);
     let word = pager.word(page).load();
     let entered = match word.state() {
         State::Empty => pager.chunks().enter(chunk),
@@ -157,7 +158,7 @@ pub(in crate::paging) fn give_up(pager: &Pager, page: PageId, cause: &Error) -> 
     if word.state() == State::Cooling {
         // Not before the change: frame metadata, invariant 2. (A page being written leaves its slots to
         // the evictor.)
-        pager.put_slot(frame.and_then(|frame| pager.frames().slot(frame)));
+        pager.slots().put(frame.and_then(|frame| pager.frames().slot(frame)));
     }
     lost::poison(pager, page, moving, cause);
     if let Some(frame) = frame {

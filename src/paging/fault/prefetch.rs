@@ -10,23 +10,17 @@ use crate::paging::fault::reads::Reads;
 use crate::paging::fault::status::{FaultStatus, Purpose};
 use crate::paging::page::word::State;
 use crate::paging::pager::Pager;
-use crate::paging::pager::memory::RegionMemory;
-use crate::paging::readahead::{FaultOn, PrefetchRun, Readahead, Window};
+use crate::paging::readahead::{FaultOn, PrefetchRun, Window};
 use std::sync::Arc;
 
 /// Pages to read ahead after a fault on a page.
-pub(in crate::paging) fn next_window(
-    memory: &RegionMemory,
-    readahead: &Readahead,
-    page: PageId,
-    on: FaultOn,
-) -> Option<Window> {
-    let table = memory.table();
-    let chunk = if memory.reads_chunks() { table.pages_per_chunk() } else { 1 };
+pub(in crate::paging) fn next_window(pager: &Pager, page: PageId, on: FaultOn) -> Option<Window> {
+    let chunk = if pager.memory().reads_chunks() { pager.pages_per_chunk() } else { 1 };
     let is_stored = |page: u64| {
-        page < table.page_count().0 && table.word(PageId(page)).load().state() == State::Stored
+        page < pager.table().page_count().0
+            && pager.word(PageId(page)).load().state() == State::Stored
     };
-    readahead.after_fault(page, on, memory.budget().limit(), chunk, &is_stored)
+    pager.readahead().after_fault(page, on, pager.budget().limit(), chunk, &is_stored)
 }
 
 /// Pages that one handler prefetches.
@@ -63,10 +57,8 @@ impl Prefetch {
         reads: &mut Reads,
         huge_reads: &mut HugeReads,
     ) {
-        let pager = &self.pager;
-        let window = next_window(pager.memory(), pager.readahead(), page, on);
-        let Some(mut window) = window else { return };
-        let (per_chunk, end) = (self.pager.pages_per_chunk(), self.pager.page_count().0);
+        let Some(mut window) = next_window(&self.pager, page, on) else { return };
+        let (per_chunk, end) = (self.pager.pages_per_chunk(), self.pager.table().page_count().0);
         let chunks = window.split_chunks(per_chunk, end);
         let chunks = chunks.map_or(0..0, |(first, count)| first.0..first.0 + count.0);
         let chunks = chunks.step_by(per_chunk as usize).map(|first| (PageId(first), per_chunk));

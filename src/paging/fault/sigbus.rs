@@ -33,7 +33,6 @@ use crate::paging::page::backoff;
 use crate::paging::page::protocol;
 use crate::paging::page::word::{FrameId, State, Word};
 use crate::paging::pager::Pager;
-use crate::paging::pager::health::Health;
 use crate::paging::pager::memory::RegionMemory;
 use crate::paging::pager::slot_store::SlotStore;
 use crate::paging::readahead::{FaultOn, PrefetchRun};
@@ -110,7 +109,7 @@ fn serve(fault: BusFault) -> bool {
 /// Serves a fault of the calling thread; `false` when the page is lost, or the region stops.
 fn serve_in_thread(pager: &Pager, bus: BusFault) -> bool {
     let address = bus.addr & !(crate::sys::vm::KERNEL_PAGE - 1);
-    let page = pager.page_at(address);
+    let page = pager.table().page_at(address);
     let mut spins = 0;
     let mut starved: Option<(Stopwatch, Stall)> = None;
     loop {
@@ -192,7 +191,7 @@ fn read_in_thread(
     if purpose == Purpose::Fault {
         request_window(pager, page);
     }
-    match read_frame(pager.memory(), pager.slots(), pager.health(), frame, purpose) {
+    match read_frame(pager, frame, purpose) {
         Some(Ok(())) => {}
         Some(Err(error)) => {
             fill::fail_fill(pager, frame, purpose, &error);
@@ -220,7 +219,7 @@ fn read_in_thread(
 fn clear_up(memory: &RegionMemory, slots: &SlotStore, page: PageId, frame: FrameId) {
     let mut spins = 0;
     // Not before the watchdog has changed the word that names the frame.
-    while memory.table().word(page).load().is_filling(frame) {
+    while memory.word(page).load().is_filling(frame) {
         backoff(&mut spins);
     }
     slots.put(memory.frames().slot(frame));
@@ -229,38 +228,30 @@ fn clear_up(memory: &RegionMemory, slots: &SlotStore, page: PageId, frame: Frame
 
 /// Reads a frame's slot and verifies it, again and again while that may help. `None`: it took too long, and the watchdog
 /// has taken the page, but not frame and slot.
-fn read_frame(
-    memory: &RegionMemory,
-    slots: &SlotStore,
-    health: &Health,
-    frame: FrameId,
-    purpose: Purpose,
-) -> Option<Result<()>> {
-    let (frames, counters) = (memory.frames(), memory.counters());
-    let read = || Some(check_read(slots, frames, counters, frame, &read_once(memory, slots, frame)?));
-    let is_discarded = || fill::is_discarded(memory, frame);
-    fill::read_until_deadline(health, purpose, is_discarded, read)
+fn read_frame(pager: &Pager, frame: FrameId, purpose: Purpose) -> Option<Result<()>> {
+    let (slots, frames, counters) = (pager.slots(), pager.frames(), pager.counters());
+    let read = || Some(check_read(slots, frames, counters, frame, &read_once(pager, frame)?));
+    let is_discarded = || fill::is_discarded(pager.memory(), frame);
+    fill::read_until_deadline(pager.health(), purpose, is_discarded, read)
 }
 
 /// Reads a frame's slot once; returns what the store returned, or `None` where the read was revoked.
-fn read_once(memory: &RegionMemory, slots: &SlotStore, frame: FrameId) -> Option<Result<()>> {
-    let frames = memory.frames();
+fn read_once(pager: &Pager, frame: FrameId) -> Option<Result<()>> {
+    let (slots, frames) = (pager.slots(), pager.frames());
     let offset = slots.offset(frames.slot_of_fill(frame));
     let note = frames.meta_of(frame);
     note.begin_read(thread::current_noted());
     // SAFETY: the frame is this thread's, `page_bytes` long, and nobody else uses it, nor writes
     // the slot: both stay this thread's if the read is revoked.
-    let read = unsafe {
-        slots.store().read_now(offset, frames.ptr(frame), memory.table().page_bytes())
-    };
+    let read = unsafe { slots.store().read_now(offset, frames.ptr(frame), pager.page_bytes()) };
     note.end_read().then_some(read)
 }
 
 /// Passes what a stream of faults leads to on to a handler.
 fn request_window(pager: &Pager, page: PageId) {
-    let Some(window) = prefetch::next_window(pager.memory(), pager.readahead(), page, FaultOn::StoredPage) else { return };
+    let Some(window) = prefetch::next_window(pager, page, FaultOn::StoredPage) else { return };
     let mut asked = false;
-    for page in window.pages(pager.page_count().0) {
+    for page in window.pages(pager.table().page_count().0) {
         let run = PrefetchRun { first: page, count: PageCount(1), for_stream: false };
         asked |= pager.readahead().request(run);
     }

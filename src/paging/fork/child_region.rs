@@ -33,7 +33,7 @@ use crate::base::sync::{AtomicU64, Ordering, Rank, Ranked};
 use crate::base::units::{PageId, SlotId};
 use crate::meta::LazyArray;
 use crate::paging::fork::children::{Birth, Children};
-use crate::paging::fork::entry::{Backing, ChildEntry};
+use crate::paging::fork::entry::{Backing, Entry};
 use crate::paging::fork::snapshot::{BUDGET_PAGES_MIN, ForkSnapshot, Needed};
 use crate::paging::page::word::State as PageState;
 use crate::paging::pager::Pager;
@@ -169,34 +169,34 @@ impl ChildRegion {
     // Pages.
 
     /// State of a page, known to this process or by the words that it inherited.
-    pub(super) fn entry(&self, page: PageId) -> ChildEntry {
+    pub(super) fn entry(&self, page: PageId) -> Entry {
         // Relaxed: changed by the child's thread only.
-        let entry = ChildEntry::from_bits(self.entries[page.as_usize()].load(Ordering::Relaxed));
+        let entry = Entry::from_bits(self.entries[page.as_usize()].load(Ordering::Relaxed));
         entry.unwrap_or_else(|| self.inherited(page))
     }
 
-    pub(super) fn set(&self, page: PageId, entry: ChildEntry) {
+    pub(super) fn set(&self, page: PageId, entry: Entry) {
         self.entries[page.as_usize()].store(entry.bits(), Ordering::Relaxed);
     }
 
     /// State of a page by the inherited words.
-    fn inherited(&self, page: PageId) -> ChildEntry {
+    fn inherited(&self, page: PageId) -> Entry {
         let word = self.pager.word(page).load();
         match word.state() {
-            PageState::Stored => ChildEntry::out(backing(word.slot())),
+            PageState::Stored => Entry::out(backing(word.slot())),
             // Discarded while it was read ahead: it reads as zero, although its slot is in use until the read is over.
-            PageState::Filling if word.dead() => ChildEntry::in_memory(Backing::Nothing),
+            PageState::Filling if word.dead() => Entry::in_memory(Backing::Nothing),
             PageState::Filling => {
                 let frame = word.frame().expect("a page being read has a frame");
-                ChildEntry::out(backing(self.pager.frames().slot(frame)))
+                Entry::out(backing(self.pager.frames().slot(frame)))
             }
             PageState::Cooling | PageState::Writing => {
-                ChildEntry::out(Backing::Frame(word.frame().expect("it has a frame")))
+                Entry::out(Backing::Frame(word.frame().expect("it has a frame")))
             }
-            PageState::Resident => ChildEntry::in_memory(backing(word.slot())),
+            PageState::Resident => Entry::in_memory(backing(word.slot())),
             // (One that is `Moving` is being discarded.)
             PageState::Empty | PageState::Moving | PageState::Poisoned => {
-                ChildEntry::in_memory(Backing::Nothing)
+                Entry::in_memory(Backing::Nothing)
             }
         }
     }

@@ -15,7 +15,7 @@ use crate::paging::fault::fill;
 use crate::paging::fault::status::Purpose;
 use crate::paging::fork::child_region::ChildRegion;
 use crate::paging::fork::children::Birth;
-use crate::paging::fork::entry::{Backing, ChildEntry};
+use crate::paging::fork::entry::{Backing, Entry};
 use crate::paging::fork::snapshot::{ForkSnapshot, Needed};
 use crate::paging::pager::pieces::{FarParts, GONE};
 use crate::store::{Queue, SEGMENTS_MAX};
@@ -201,7 +201,7 @@ impl Server {
 
     /// Brings the page of a fault in.
     fn serve(&mut self, address: usize) {
-        let page = self.child.pager.page_at(address);
+        let page = self.child.pager.table().page_at(address);
         let entry = self.child.entry(page);
         if !entry.is_out() || entry.backing() == Backing::Nothing {
             // A part of the page that was never there, or that the program has dropped; of a page that is
@@ -223,7 +223,7 @@ impl Server {
                 let came = match entry.backing() {
                     Backing::Frame(frame) => {
                         self.drop_frame(frame);
-                        ChildEntry::in_memory(Backing::Nothing)
+                        Entry::in_memory(Backing::Nothing)
                     }
                     _ => entry.came_in(),
                 };
@@ -257,7 +257,7 @@ impl Server {
 
     /// Copies a page in; what of it is there stays.
     fn copy_in(&self, page: PageId, content: *const u8) -> Outcome {
-        let (start, len) = (self.child.pager.addr(page), self.child.pager.page_bytes());
+        let (start, len) = (self.child.pager.table().addr(page), self.child.pager.page_bytes());
         // SAFETY: the page is missing, and `content` is what it holds, a page long.
         let outcome = unsafe { self.uffd.copy(start, content, len, Protect::No, Wake::Yes) };
         if outcome == Outcome::Done {
@@ -283,7 +283,8 @@ impl Server {
         match outcome {
             Outcome::Done => {}
             Outcome::Present { .. } | GONE => {
-                let (start, len) = (self.child.pager.addr(page), self.child.pager.page_bytes());
+                let (start, len) =
+                    (self.child.pager.table().addr(page), self.child.pager.page_bytes());
                 drop(self.uffd.wake(start, len));
             }
             Outcome::Busy { .. } | Outcome::Failed { .. } => {
@@ -293,7 +294,7 @@ impl Server {
         }
     }
 
-    fn note_in(&self, page: PageId, entry: ChildEntry) {
+    fn note_in(&self, page: PageId, entry: Entry) {
         if !entry.is_listed() {
             self.child.queue.lock().push_back(page);
         }
@@ -302,7 +303,7 @@ impl Server {
 
     /// Makes touching a page SIGBUS, whose content cannot be read.
     fn lose(&self, page: PageId, cause: &Error) {
-        let (start, len) = (self.child.pager.addr(page), self.child.pager.page_bytes());
+        let (start, len) = (self.child.pager.table().addr(page), self.child.pager.page_bytes());
         diagnostics::lost_inherited(start, len, cause);
         // SAFETY: the page is missing and its content is lost.
         let poisoned = unsafe { self.uffd.poison(start, len) };

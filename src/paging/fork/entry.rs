@@ -31,12 +31,12 @@ pub(super) enum Backing {
 
 /// See [module](self).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct ChildEntry(u64);
+pub(super) struct Entry(u64);
 
-impl ChildEntry {
+impl Entry {
     /// `None`: what was inherited holds.
-    pub(super) fn from_bits(bits: u64) -> Option<ChildEntry> {
-        (bits & KNOWN != 0).then_some(ChildEntry(bits))
+    pub(super) fn from_bits(bits: u64) -> Option<Entry> {
+        (bits & KNOWN != 0).then_some(Entry(bits))
     }
 
     pub(super) fn bits(self) -> u64 {
@@ -44,13 +44,13 @@ impl ChildEntry {
     }
 
     /// A page that is in memory, as far as it has ever been touched.
-    pub(super) fn in_memory(backing: Backing) -> ChildEntry {
-        ChildEntry(KNOWN | encode(backing))
+    pub(super) fn in_memory(backing: Backing) -> Entry {
+        Entry(KNOWN | encode(backing))
     }
 
     /// A page that is not in memory.
-    pub(super) fn out(backing: Backing) -> ChildEntry {
-        ChildEntry(KNOWN | OUT | encode(backing))
+    pub(super) fn out(backing: Backing) -> Entry {
+        Entry(KNOWN | OUT | encode(backing))
     }
 
     pub(super) fn is_out(self) -> bool {
@@ -58,8 +58,8 @@ impl ChildEntry {
     }
 
     /// The same page in memory.
-    pub(super) fn came_in(self) -> ChildEntry {
-        ChildEntry(self.0 & !OUT)
+    pub(super) fn came_in(self) -> Entry {
+        Entry(self.0 & !OUT)
     }
 
     /// True if it is on the list of pages that are the process's alone.
@@ -67,12 +67,12 @@ impl ChildEntry {
         self.0 & LISTED != 0
     }
 
-    pub(super) fn listed(self) -> ChildEntry {
-        ChildEntry(self.0 | LISTED)
+    pub(super) fn listed(self) -> Entry {
+        Entry(self.0 | LISTED)
     }
 
-    pub(super) fn unlisted(self) -> ChildEntry {
-        ChildEntry(self.0 & !LISTED)
+    pub(super) fn unlisted(self) -> Entry {
+        Entry(self.0 & !LISTED)
     }
 
     pub(super) fn backing(self) -> Backing {
@@ -113,13 +113,13 @@ mod tests {
             Backing::Slot { layer: 8191, slot: SlotId(NUMBER_MASK) },
         ];
         for backing in backings {
-            for (entry, out) in [(ChildEntry::out(backing), true), (ChildEntry::in_memory(backing), false)] {
-                let known = ChildEntry::from_bits(entry.listed().bits()).expect("an entry");
+            for (entry, out) in [(Entry::out(backing), true), (Entry::in_memory(backing), false)] {
+                let known = Entry::from_bits(entry.listed().bits()).expect("an entry");
                 assert_eq!((known.backing(), known.is_out()), (backing, out));
                 assert!(known.is_listed() && !known.unlisted().is_listed());
                 assert!(!known.came_in().is_out());
             }
         }
-        assert_eq!(ChildEntry::from_bits(0), None, "nothing is known at first");
+        assert_eq!(Entry::from_bits(0), None, "nothing is known at first");
     }
 }

@@ -52,7 +52,7 @@ impl ForkSnapshot {
     /// # Errors
     /// When there is no address space for it.
     pub(super) fn of_region(pager: Arc<Pager>, children: usize) -> Result<ForkSnapshot> {
-        let entries = LazyArray::new(pager.page_count().as_usize())?;
+        let entries = LazyArray::new(pager.table().page_count().as_usize())?;
         entries.set_inherited(true)?;
         let needed = pager.fork().inherited().and_then(|inherited| inherited.descriptor);
         let budget = pager.budget().limit().0 / pager.page_bytes() as u64 / BUDGET_PART;

@@ -69,13 +69,6 @@ struct Empty {
     count: usize,
 }
 
-impl Frames {
-    /// Bytes of what there is to know of the frames, their memory aside.
-    pub(crate) fn table_bytes(&self) -> usize {
-        self.count() * (size_of::<FrameMeta>() + size_of::<FrameId>())
-    }
-}
-
 impl Empty {
     fn none(frames: usize) -> Empty {
         Empty { bits: vec![0; frames.div_ceil(64)], count: 0 }
@@ -197,6 +190,11 @@ impl Frames {
     pub(crate) fn run_of(&self, frame: FrameId) -> Option<usize> {
         let at = frame.0 as usize;
         (at < self.in_runs).then(|| at / self.run_frames)
+    }
+
+    /// Bytes of what there is to know of the frames, their memory aside.
+    pub(crate) fn table_bytes(&self) -> usize {
+        self.count() * (size_of::<FrameMeta>() + size_of::<FrameId>())
     }
 
     /// First address and bytes of the staging area.

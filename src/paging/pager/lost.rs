@@ -54,7 +54,7 @@ pub(in crate::paging) fn no_room(pager: &Pager) -> diagnostics::NoRoom {
     diagnostics::NoRoom {
         limit: pager.budget().limit(),
         tables: pager.tables().bytes(),
-        pinned: ByteCount(pager.table().pinned() * pager.page_size().0),
+        pinned: ByteCount(pager.table().pinned() * pager.table().page_size().0),
         errno: pager.health().write_errno(),
     }
 }
@@ -63,10 +63,10 @@ pub(in crate::paging) fn no_room(pager: &Pager) -> diagnostics::NoRoom {
 /// Says so on standard error.
 pub(crate) fn poison(pager: &Pager, page: PageId, from: Word, cause: &Error) {
     pager.counters().poisoned.bump();
-    diagnostics::lost_page(pager.addr(page), pager.page_bytes(), cause, no_room(pager));
+    diagnostics::lost_page(pager.table().addr(page), pager.page_bytes(), cause, no_room(pager));
     if pager.mapper().can_poison() {
         // SAFETY: the page is missing and its content is lost.
-        let outcome = unsafe { pager.mapper().poison(pager.addr(page)) };
+        let outcome = unsafe { pager.mapper().poison(pager.table().addr(page)) };
         if outcome != Outcome::Done {
             diagnostics::fatal("a lost page could not be poisoned", &install_error(outcome));
         }

@@ -11,7 +11,7 @@
 
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicBool, AtomicU64, Ordering};
-use crate::paging::config::{Install, FaultMode, Moves, RegionConfig};
+use crate::paging::config::{FaultMode, Install, Moves, RegionConfig};
 use crate::paging::diagnostics;
 use crate::paging::page::gaps::Gaps;
 use crate::paging::pager::pieces::{self, FarParts};

@@ -15,7 +15,7 @@ use crate::paging::evict::policy::Insert;
 use crate::paging::page::chunks::Chunks;
 use crate::paging::page::frame_meta::FrameOutcome;
 use crate::paging::page::frames::Frames;
-use crate::paging::page::word::{FrameId, Word};
+use crate::paging::page::word::{FrameId, PageWord, Word};
 use crate::paging::pager::frame_pool::FramePool;
 use crate::paging::pager::mapper::{Mapper, Moved, is_copied_then};
 use crate::paging::pager::pieces::install_error;
@@ -457,6 +457,15 @@ impl RegionMemory {
     }
 
     // Words.
+
+    pub(in crate::paging) fn word(&self, page: PageId) -> &PageWord {
+        self.table.word(page)
+    }
+
+    /// Ends this thread's `Moving`, see [`PageTable::publish`].
+    pub(in crate::paging) fn publish(&self, page: PageId, from: Word, to: Word) {
+        self.table.publish(page, from, to);
+    }
 
     /// Makes a mapped `Moving` page resident. The policy hears of it first (invariant 1).
     pub(in crate::paging) fn publish_resident(

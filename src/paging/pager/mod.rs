@@ -38,7 +38,7 @@ pub(in crate::paging) mod table;
 
 use crate::base::error::Result;
 use crate::base::sync::Rank;
-use crate::base::units::{ByteCount, PageCount, PageId, SlotId};
+use crate::base::units::{PageCount, PageId};
 use crate::limit::budget::Budget;
 use crate::limit::manager::Account;
 use crate::paging::config::RegionConfig;
@@ -47,8 +47,7 @@ use crate::paging::evict::arrivals::Residents;
 use crate::paging::fault::sched::HandlerSched;
 use crate::paging::fault::starved::StarvedFaults;
 use crate::paging::fork::state::ForkState;
-use crate::paging::managed::Managed;
-use crate::paging::page::chunks::{ChunkId, Chunks};
+use crate::paging::page::chunks::Chunks;
 use crate::paging::page::frames::Frames;
 use crate::paging::page::word::{PageWord, Word};
 use crate::paging::pager::frame_pool::FramePool;
@@ -152,11 +151,6 @@ impl Pager {
         &self.sched
     }
 
-    /// The policy's records.
-    pub(in crate::paging) fn policy(&self) -> &FaultLock<Residents> {
-        &self.memory.policy
-    }
-
     /// Tables of pages and slots.
     pub(in crate::paging) fn tables(&self) -> &Tables {
         &self.tables
@@ -173,11 +167,6 @@ impl Pager {
 
     pub(in crate::paging) fn budget(&self) -> &Budget {
         self.memory.pool.budget()
-    }
-
-    /// The region's place under a memory manager.
-    pub(in crate::paging) fn managed(&self) -> &Managed {
-        self.memory.pool.managed()
     }
 
     /// Faults that wait for room.
@@ -217,11 +206,6 @@ impl Pager {
         self.starved().note_room_made(self.health().write_errno() == 0);
     }
 
-    /// True if faults of the kernel on far memory are served.
-    pub(in crate::paging) fn serves_kernel_faults(&self) -> bool {
-        self.memory.mapper.serves_kernel_faults()
-    }
-
     /// Record of the children that inherit the region.
     pub(in crate::paging) fn fork(&self) -> &ForkState {
         &self.fork
@@ -229,47 +213,16 @@ impl Pager {
 
     // Geometry.
 
-    pub(crate) fn page_count(&self) -> PageCount {
-        self.memory.table.page_count()
-    }
-
     pub(crate) fn page_bytes(&self) -> usize {
         self.memory.table.page_bytes()
-    }
-
-    pub(crate) fn page_size(&self) -> ByteCount {
-        self.memory.table.page_size()
-    }
-
-    pub(crate) fn addr(&self, page: PageId) -> usize {
-        self.memory.table.addr(page)
-    }
-
-    /// The page an address of the region lies in.
-    pub(crate) fn page_at(&self, addr: usize) -> PageId {
-        self.memory.table.page_at(addr)
     }
 
     pub(crate) fn word(&self, page: PageId) -> &PageWord {
         self.memory.table.word(page)
     }
 
-    /// The chunk a page lies in.
-    pub(in crate::paging) fn chunk_of(&self, page: PageId) -> ChunkId {
-        self.memory.table.chunk_of(page)
-    }
-
     pub(in crate::paging) fn pages_per_chunk(&self) -> u64 {
         self.memory.table.pages_per_chunk()
-    }
-
-    pub(crate) fn slot_offset(&self, slot: SlotId) -> u64 {
-        self.slots.offset(slot)
-    }
-
-    /// Frees a page's slot.
-    pub(in crate::paging) fn put_slot(&self, slot: Option<SlotId>) {
-        self.slots.put(slot);
     }
 
     // Words.
@@ -282,11 +235,6 @@ impl Pager {
     /// Wakes the threads that wait for a page, to fault again.
     pub(crate) fn wake(&self, page: PageId) {
         self.memory.wake(page);
-    }
-
-    /// As [`wake`](Self::wake), for the chunk that begins with a page.
-    pub(in crate::paging) fn wake_chunk(&self, first: PageId) {
-        self.memory.mapper.wake_chunk(self.addr(first));
     }
 }
 

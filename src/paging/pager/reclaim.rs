@@ -5,11 +5,9 @@
 
 use crate::base::deadline::Deadline;
 use crate::base::units::{ByteCount, PageCount};
-use crate::limit::manager::{ReclaimCost, Reclaim};
+use crate::limit::manager::{Reclaim, ReclaimCost};
 use crate::paging::pager::Pager;
 use crate::paging::pager::frame_pool::FramePool;
-use crate::paging::pager::health::Health;
-use crate::paging::pager::memory::RegionMemory;
 use std::time::Duration;
 
 /// How long who reclaims waits for the next page to leave.
@@ -34,11 +32,11 @@ fn free_spares(pool: &FramePool, want: u64, keep: u64) -> u64 {
 }
 
 /// Frees `want` bytes by evicting; returns how many were freed before nothing more went.
-fn evict_for_others(pool: &FramePool, health: &Health, want: u64) -> u64 {
-    let managed = pool.managed();
+fn evict_for_others(pager: &Pager, want: u64) -> u64 {
+    let managed = pager.pool().managed();
     let before = managed.covered();
     managed.add_deficit(want);
-    pool.waiters().call_evictor();
+    pager.pool().waiters().call_evictor();
     let (mut seen, mut stall) = (0, Deadline::new(STALL_MAX));
     loop {
         let covered = managed.covered() - before;
@@ -46,9 +44,9 @@ fn evict_for_others(pool: &FramePool, health: &Health, want: u64) -> u64 {
             seen = covered;
             stall.restart();
         }
-        let stopped = health.is_stopping();
+        let stopped = pager.health().is_stopping();
         let stalled = stall.is_over();
-        if covered >= want || stopped || stalled || health.is_exhausted() {
+        if covered >= want || stopped || stalled || pager.health().is_exhausted() {
             managed.reduce_deficit(want.saturating_sub(covered));
             return covered.min(want);
         }
@@ -58,21 +56,21 @@ fn evict_for_others(pool: &FramePool, health: &Health, want: u64) -> u64 {
 }
 
 /// Sets the limit, which is a ceiling under a manager.
-pub(in crate::paging) fn set_limit(memory: &RegionMemory, limit: ByteCount) {
-    match memory.pool().managed().account() {
+pub(in crate::paging) fn set_limit(pager: &Pager, limit: ByteCount) {
+    match pager.pool().managed().account() {
         // Tells `ceiling_changed` if it has; watermarks follow in any case.
         Some(account) => account.set_ceiling(limit),
-        None => memory.budget().set_limit(limit),
+        None => pager.budget().set_limit(limit),
     }
-    follow_limit(memory);
+    follow_limit(pager);
 }
 
 /// Sets the watermarks and the policy's sizes that follow from the limit.
-fn follow_limit(memory: &RegionMemory) {
-    let limit = memory.budget().limit();
-    memory.pool().watermarks().set(limit);
-    memory.policy().lock().resize(PageCount(limit.0 / memory.table().page_bytes() as u64));
-    memory.pool().waiters().call_evictor();
+fn follow_limit(pager: &Pager) {
+    let limit = pager.budget().limit();
+    pager.pool().watermarks().set(limit);
+    pager.memory().policy().lock().resize(PageCount(limit.0 / pager.page_bytes() as u64));
+    pager.pool().waiters().call_evictor();
 }
 
 impl Reclaim for Pager {
@@ -80,7 +78,8 @@ impl Reclaim for Pager {
         let high = self.pool().watermarks().high();
         match cost {
             ReclaimCost::Free => {
-                let spares = free_spares(self.pool(), want.0, high) + self.tables().release(self.memory());
+                let spares =
+                    free_spares(self.pool(), want.0, high) + self.tables().release(self.memory());
                 let charged = self.budget().charged();
                 self.pool().purge().call_and_wait();
                 let purged = charged.0.saturating_sub(self.budget().charged().0);
@@ -92,7 +91,7 @@ impl Reclaim for Pager {
                 let spares = free_spares(self.pool(), want.0, 0);
                 ByteCount(
                     spares
-                        + if spares < want.0 { evict_for_others(self.pool(), self.health(), want.0 - spares) } else { 0 },
+                        + if spares < want.0 { evict_for_others(self, want.0 - spares) } else { 0 },
                 )
             }
         }
@@ -120,14 +119,14 @@ impl Reclaim for Pager {
     }
 
     fn ceiling_changed(&self, _ceiling: ByteCount) {
-        follow_limit(self.memory());
+        follow_limit(self);
     }
 
     fn room_made(&self, freed: ByteCount) {
         if freed.0 > 0 {
             self.note_room_made();
         }
-        self.managed().others_gave(freed.0);
+        self.pool().managed().others_gave(freed.0);
         self.pool().waiters().feed_handlers();
         self.pool().waiters().call_evictor();
     }

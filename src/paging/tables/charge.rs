@@ -48,7 +48,9 @@ impl Tables {
     /// # Errors
     /// When there is no room for the first slots, without which nothing could ever be written.
     pub(in crate::paging) fn start(
-        &self, memory: &RegionMemory, slots: &SlotStore,
+        &self,
+        memory: &RegionMemory,
+        slots: &SlotStore,
         manager: Option<&MemoryManager>,
     ) -> Result<()> {
         self.count_of_limit(memory);
@@ -61,7 +63,10 @@ impl Tables {
             (Some(manager), Some(account)) => manager.charge(account, bytes)?,
             _ => {
                 let (limit, charged) = (memory.budget().limit(), memory.budget().charged());
-                return Err(Error::LimitTooSmall { limit, minimum: ByteCount(charged.0 + bytes.0) });
+                return Err(Error::LimitTooSmall {
+                    limit,
+                    minimum: ByteCount(charged.0 + bytes.0),
+                });
             }
         }
         self.wake_slots(slots);
@@ -73,7 +78,8 @@ impl Tables {
     pub(in crate::paging) fn count_of_limit(&self, memory: &RegionMemory) {
         let listed = memory.policy().lock().resident().0;
         let listed_max = self.listed_max.fetch_max(listed, Ordering::Relaxed).max(listed);
-        let pages = (memory.budget().limit().0 / memory.table().page_bytes() as u64).max(listed_max);
+        let pages =
+            (memory.budget().limit().0 / memory.table().page_bytes() as u64).max(listed_max);
         let pages = pages.min(memory.table().page_count().0);
         let bytes = (pages * RESIDENT_TABLES).next_multiple_of(KERNEL_PAGE as u64);
         let counted = self.of_limit.load(Ordering::Relaxed);
@@ -102,7 +108,8 @@ impl Tables {
             }
             let mut bits = self.emptied[at].swap(0, Ordering::Relaxed);
             while bits != 0 {
-                freed += self.release_spans_of(memory, ChunkId(at * 64 + bits.trailing_zeros() as usize));
+                freed += self
+                    .release_spans_of(memory, ChunkId(at * 64 + bits.trailing_zeros() as usize));
                 bits &= bits - 1;
             }
         }
@@ -155,7 +162,8 @@ impl Tables {
     /// anything; what it gave back is not charged any more then. `because` is looked at again later
     /// if one of them is in use at this moment.
     fn release_span(
-        &self, memory: &RegionMemory,
+        &self,
+        memory: &RegionMemory,
         because: ChunkId,
         first: usize,
         count: usize,
@@ -167,7 +175,7 @@ impl Tables {
         let is_whole = first + latched == end;
         let per_chunk = self.spans.pages_per_chunk;
         let mut pages = first as u64 * per_chunk..end as u64 * per_chunk;
-        let is_empty = |page: u64| memory.table().word(PageId(page)).load() == Word::EMPTY;
+        let is_empty = |page: u64| memory.word(PageId(page)).load() == Word::EMPTY;
         let bytes = if is_whole && pages.all(is_empty) { release() } else { 0 };
         (first..first + latched).for_each(|at| memory.chunks().unlatch_closed(ChunkId(at)));
         if !is_whole && memory.chunks().is_busy(ChunkId(first + latched)) {
@@ -181,7 +189,12 @@ impl Tables {
     // Slots.
 
     /// Sees to it that there are slots to give out whose tables are charged. For the evictor.
-    pub(in crate::paging) fn ready_slots(&self, memory: &RegionMemory, slots: &SlotStore, want: SlotCount) {
+    pub(in crate::paging) fn ready_slots(
+        &self,
+        memory: &RegionMemory,
+        slots: &SlotStore,
+        want: SlotCount,
+    ) {
         let part = memory.budget().limit().0 / SLOTS_PART;
         loop {
             let (free, used) = slots.map().awake();

@@ -161,9 +161,7 @@ impl Tables {
         self.of_pages.fetch_add(bytes, Ordering::Relaxed);
         bytes
     }
-}
 
-impl Tables {
     fn group_count(&self) -> usize {
         self.spans.chunks.div_ceil(self.spans.chunks_per_group)
     }

@@ -5,7 +5,7 @@
 use crate::base::error::Result;
 use crate::base::units::{PageCount, PageId};
 use crate::meta::LazyArray;
-use crate::paging::evict::policy::pages::{PolicyPages, Place};
+use crate::paging::evict::policy::pages::{Place, PolicyPages};
 
 /// See the module's documentation. Its members, and no others, are at `Place::Main`.
 #[derive(Debug)]

@@ -32,7 +32,7 @@ pub use crate::paging::evict::policy::events::{Hint, Insert};
 
 use crate::base::error::Result;
 use crate::base::units::{PageCount, PageId};
-use crate::paging::evict::policy::pages::{PolicyPages, Place};
+use crate::paging::evict::policy::pages::{Place, PolicyPages};
 use crate::paging::evict::policy::tenure::Tenure;
 
 /// Decides which resident page goes next.

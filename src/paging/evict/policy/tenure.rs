@@ -26,7 +26,7 @@ use crate::base::error::Result;
 use crate::base::units::{PageCount, PageId};
 use crate::paging::evict::policy::bag::Bag;
 use crate::paging::evict::policy::events::{Hint, Insert};
-use crate::paging::evict::policy::pages::{List, PolicyPages, Place};
+use crate::paging::evict::policy::pages::{List, Place, PolicyPages};
 
 /// Turns a page can earn, at most, by being touched while it cools.
 ///

@@ -7,7 +7,7 @@ use super::{BATCH_MAX, Server};
 use crate::base::error::Result;
 use crate::base::units::{PageId, SlotCount, SlotId};
 use crate::paging::diagnostics;
-use crate::paging::fork::entry::{Backing, ChildEntry};
+use crate::paging::fork::entry::{Backing, Entry};
 use crate::paging::page::word::{FrameId, State as PageState};
 use crate::paging::pager::pieces;
 use crate::paging::pager::slot_store::{ContentHash, SlotStore};
@@ -85,12 +85,12 @@ impl Server {
                 break;
             }
             for (n, _) in owned.iter().enumerate().filter(|(_, owned)| **owned) {
-                let page = self.child.pager.page_at(from + n * KERNEL_PAGE);
+                let page = self.child.pager.table().page_at(from + n * KERNEL_PAGE);
                 let entry = self.child.entry(page);
                 if !entry.is_listed() && self.is_far(from + n * KERNEL_PAGE) {
                     // (One that is out and there all the same was discarded during the fork.)
                     let came =
-                        if entry.is_out() { ChildEntry::in_memory(Backing::Nothing) } else { entry };
+                        if entry.is_out() { Entry::in_memory(Backing::Nothing) } else { entry };
                     self.note_in(page, came);
                 }
             }
@@ -164,7 +164,7 @@ impl Server {
     /// Moves a page's memory to a frame. `false`: it is as it was, because the kernel uses it, or the
     /// parent had pinned it.
     fn move_out(&self, page: PageId, frame: usize) -> bool {
-        let (start, len) = (self.child.pager.addr(page), self.child.pager.page_bytes());
+        let (start, len) = (self.child.pager.table().addr(page), self.child.pager.page_bytes());
         let word = self.child.pager.word(page).load();
         let is_pinned = word.state() == PageState::Resident && word.pins() > 0;
         if is_pinned {
@@ -222,10 +222,10 @@ impl Server {
             _ => false,
         };
         match (is_clean, is_zero) {
-            (true, _) => self.child.set(page, ChildEntry::out(entry.backing())),
+            (true, _) => self.child.set(page, Entry::out(entry.backing())),
             (false, true) => {
                 self.put(entry.backing());
-                self.child.set(page, ChildEntry::out(Backing::Nothing));
+                self.child.set(page, Entry::out(Backing::Nothing));
             }
             (false, false) => return false,
         }
@@ -265,7 +265,7 @@ impl Server {
                 own.set_hash(SlotId(slot), leaving.hash);
                 self.put(child.entry(leaving.page).backing());
                 let backing = Backing::Slot { layer, slot: SlotId(slot) };
-                child.set(leaving.page, ChildEntry::out(backing));
+                child.set(leaving.page, Entry::out(backing));
             }
             done += part.len();
         }
