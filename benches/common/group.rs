@@ -77,6 +77,10 @@ impl MemoryGroup {
         Ok(group)
     }
 
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     pub(crate) fn add(&self, process: u32) -> Result<()> {
         let file = self.dir.join("cgroup.procs");
         fs::write(file, process.to_string()).map_err(Failure::io)

@@ -6,11 +6,15 @@
 use crate::group::{MemoryGroup, SwapSpace, fresh_name};
 use crate::process::{check_interrupt, is_root};
 use crate::{Failure, Result};
-use std::fs::{self, OpenOptions};
+use farheap::Heap;
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
+use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::OnceLock;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
@@ -23,6 +27,9 @@ pub(crate) const LIMIT_MIN: u64 = 8 << 20;
 
 const START: &str = "start";
 
+/// Names the folder of the child's group to it.
+const GROUP: &str = "FARHEAP_BENCH_GROUP";
+
 /// A child, killed when dropped.
 pub(crate) struct Limited {
     child: Child,
@@ -33,8 +40,11 @@ pub(crate) struct Limited {
 impl Limited {
     /// Starts this program with `--child` and a text, in the group if there is one.
     pub(crate) fn start(task: &str, group: Option<MemoryGroup>) -> Result<Limited> {
-        let me = std::env::current_exe().map_err(Failure::io)?;
-        Limited::start_program(&me, task, group)
+        let program = match &group {
+            Some(_) => unread_copy()?,
+            None => std::env::current_exe().map_err(Failure::io)?,
+        };
+        Limited::start_program(&program, task, group)
     }
 
     /// The same of another program.
@@ -43,12 +53,12 @@ impl Limited {
         task: &str,
         group: Option<MemoryGroup>,
     ) -> Result<Limited> {
-        let child = Command::new(program)
-            .args(["--child", task])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .map_err(Failure::io)?;
+        let mut command = Command::new(program);
+        command.args(["--child", task]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        if let Some(group) = &group {
+            command.env(GROUP, group.dir());
+        }
+        let child = command.spawn().map_err(Failure::io)?;
         let mut limited = Limited { child, _group: group };
         if let Some(group) = &limited._group {
             group.add(limited.child.id())?;
@@ -102,6 +112,28 @@ impl Drop for Limited {
         drop(self.child.kill());
         drop(self.child.wait());
     }
+}
+
+/// Returns a copy of this program without a name, none of which is in memory. The kernel charges code to the group that
+/// reads it first: the child's then, as in a container, not that of this process, which runs the same code.
+fn unread_copy() -> Result<PathBuf> {
+    static COPY: OnceLock<Result<File>> = OnceLock::new();
+    let copy = || {
+        let me = std::env::current_exe()?;
+        let path = me.with_file_name(fresh_name());
+        fs::copy(&me, &path)?;
+        // Not to write: the kernel refuses to run what can be written.
+        let file = File::open(&path);
+        fs::remove_file(&path)?;
+        let file = file?;
+        // Only clean pages can be dropped.
+        file.sync_all()?;
+        Ok(file)
+    };
+    let file = COPY.get_or_init(|| copy().map_err(Failure::io)).as_ref().map_err(Clone::clone)?;
+    posix_fadvise(file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED)
+        .map_err(|errno| Failure::io(errno.into()))?;
+    Ok(PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd())))
 }
 
 /// Runs a baseline, a child in a memory group, up to three times. The kernel kills a group now and then whose
@@ -212,9 +244,50 @@ pub(crate) fn peak() -> u64 {
     field("VmHWM:").saturating_sub(field("RssFile:"))
 }
 
-/// Pages that the kernel has brought back from swap and written to it, on the whole machine, which nothing
-/// else swaps on as a rule.
+/// Bytes of this process that are resident, code included.
+pub(crate) fn resident() -> u64 {
+    proc_field("/proc/self/status", "VmRSS:") * 1024
+}
+
+/// Figures of what a process has paged so far.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Paged {
+    /// Faults that waited for the device.
+    pub(crate) faults: u64,
+    /// Bytes from and to the device.
+    pub(crate) read: u64,
+    pub(crate) written: u64,
+}
+
+impl Paged {
+    /// Of this process: by the heap; without one by the kernel, with swap.
+    pub(crate) fn now(heap: Option<&Heap>) -> Paged {
+        const PAGE: u64 = 4096;
+        if let Some(heap) = heap {
+            let stats = heap.stats();
+            let (read, written) = (stats.bytes_read.get(), stats.bytes_written.get());
+            return Paged { faults: stats.faults_read, read, written };
+        }
+        let (read, written) = swapped();
+        Paged { faults: major_faults(), read: read * PAGE, written: written * PAGE }
+    }
+}
+
+/// Faults of this process's group for which the kernel had to read; 0 where it is in none.
+pub(crate) fn major_faults() -> u64 {
+    group_field("pgmajfault").unwrap_or(0)
+}
+
+/// Pages that the kernel has brought back from swap and written to it, for this process's group. Groups of version 1
+/// do not count what is written: there it is that of the machine, on which nothing else swaps as a rule.
 pub(crate) fn swapped() -> (u64, u64) {
-    let field = |name| proc_field("/proc/vmstat", name);
-    (field("pswpin"), field("pswpout"))
+    let read = group_field("workingset_refault_anon").unwrap_or(0);
+    let written = "pswpout";
+    (read, group_field(written).unwrap_or_else(|| proc_field("/proc/vmstat", written)))
+}
+
+/// A count of this process's memory group.
+fn group_field(name: &str) -> Option<u64> {
+    let text = fs::read_to_string(Path::new(&std::env::var_os(GROUP)?).join("memory.stat")).ok()?;
+    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
 }

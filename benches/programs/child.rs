@@ -3,12 +3,13 @@
 //! The child answers with lines:
 //!
 //! ```text
-//! phase NAME SECONDS CPU_SECONDS BYTES_READ BYTES_WRITTEN    as soon as the phase has ended
-//! end ANSWER PEAK_BYTES                                      or: skipped WHY, or: failed WHY
+//! own BYTES                            resident before the program begins
+//! phase NAME SECONDS CPU_SECONDS FAULTS BYTES_READ BYTES_WRITTEN    as soon as the phase has ended
+//! end ANSWER PEAK_BYTES                or: skipped WHY, or: failed WHY
 //! ```
 
 use crate::group::MemoryGroup;
-use crate::limited::{self, Limited};
+use crate::limited::{self, Limited, Paged};
 use crate::os::{Array, Plain};
 use crate::process::cpu_time;
 use crate::{Failure, Result, work};
@@ -51,11 +52,13 @@ impl Side {
 }
 
 /// One part of a program.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Phase {
     pub(crate) name: String,
     pub(crate) secs: f64,
     pub(crate) cpu_secs: f64,
+    /// Faults that waited for the disk.
+    pub(crate) faults: f64,
     /// Bytes moved from and to the disk.
     pub(crate) read: f64,
     pub(crate) written: f64,
@@ -68,6 +71,8 @@ pub(crate) struct Outcome {
     answer: String,
     /// It was stopped at the deadline: figures are those until then.
     pub(crate) stopped: bool,
+    /// Resident bytes before the program began, those of files included.
+    pub(crate) own: usize,
     /// Resident bytes at their peak, without those of files.
     pub(crate) peak: usize,
 }
@@ -82,13 +87,12 @@ impl Outcome {
         let fields: Vec<&str> = line.split(' ').collect();
         let number = |at: usize| fields[at].parse::<f64>().unwrap_or(f64::NAN);
         match &fields[..] {
-            ["phase", name, _, _, _, _] => self.phases.push(Phase {
-                name: (*name).to_owned(),
-                secs: number(2),
-                cpu_secs: number(3),
-                read: number(4),
-                written: number(5),
-            }),
+            ["own", _] => self.own = number(1) as usize,
+            ["phase", name, _, _, _, _, _] => {
+                let [secs, cpu_secs, faults, read, written] = [2, 3, 4, 5, 6].map(number);
+                let name = (*name).to_owned();
+                self.phases.push(Phase { name, secs, cpu_secs, faults, read, written });
+            }
             ["end", answer, _] => {
                 (self.answer, self.peak) = ((*answer).to_owned(), number(2) as usize);
                 return Ok(true);
@@ -159,7 +163,7 @@ impl Task {
         if !child.listen(deadline, &what, |line| outcome.hear(line, &what))? {
             let secs = deadline.as_secs_f64() - outcome.sum(|phase| phase.secs);
             let (name, secs) = ("stopped".to_owned(), secs.max(0.0));
-            outcome.phases.push(Phase { name, secs, cpu_secs: 0.0, read: 0.0, written: 0.0 });
+            outcome.phases.push(Phase { name, secs, ..Phase::default() });
             outcome.stopped = true;
         }
         Ok(outcome)
@@ -176,12 +180,14 @@ pub(crate) struct Run<'a> {
 impl Run<'_> {
     /// Runs one phase and reports it.
     pub(crate) fn phase<T>(&self, name: &str, work: impl FnOnce() -> T) -> T {
-        let (read, written) = self.moved();
+        let before = self.paged();
         let (cpu, began) = (cpu_time(), Instant::now());
         let result = work();
         let (secs, cpu_secs) = (began.elapsed().as_secs_f64(), (cpu_time() - cpu).as_secs_f64());
-        let now = self.moved();
-        println!("phase {name} {secs} {cpu_secs} {} {}", now.0 - read, now.1 - written);
+        let now = self.paged();
+        let (faults, read) = (now.faults - before.faults, now.read - before.read);
+        let written = now.written - before.written;
+        println!("phase {name} {secs} {cpu_secs} {faults} {read} {written}");
         result
     }
 
@@ -193,24 +199,14 @@ impl Run<'_> {
         }
     }
 
-    /// Bytes read from and written to the disk so far; of files the kernel counts the pages made dirty.
-    fn moved(&self) -> (u64, u64) {
-        const PAGE: u64 = 4096;
-        match (self.side, &self.heap) {
-            (_, Some(heap)) => {
-                let stats = heap.stats();
-                (stats.bytes_read.get(), stats.bytes_written.get())
-            }
-            (Side::Mmap, _) => {
-                let field = |name| limited::proc_field("/proc/self/io", name);
-                (field("read_bytes:"), field("write_bytes:"))
-            }
-            (Side::Swap, _) => {
-                let (read, written) = limited::swapped();
-                (read * PAGE, written * PAGE)
-            }
-            _ => (0, 0),
+    /// What was paged so far; of files the kernel counts as written the pages made dirty.
+    fn paged(&self) -> Paged {
+        if self.side != Side::Mmap {
+            return Paged::now(self.heap.as_ref());
         }
+        let field = |name| limited::proc_field("/proc/self/io", name);
+        let faults = limited::major_faults();
+        Paged { faults, read: field("read_bytes:"), written: field("write_bytes:") }
     }
 }
 
@@ -241,6 +237,7 @@ fn run(task: &str) -> Result<(u64, u64)> {
     };
     // Its buffer lives as long as the process: it must not be allocated in a scope of a program.
     drop(std::io::stdout());
+    println!("own {}", limited::resident());
     let run = Run { side, dir: Path::new(dir), heap };
     let answer = (program.run)(&run, size)?;
     let peak = limited::peak();

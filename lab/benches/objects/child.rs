@@ -3,12 +3,13 @@
 //! The child answers with lines:
 //!
 //! ```text
-//! phase NAME SECONDS CPU_SECONDS FAULTS PAGES_IN_BYTES PAGES_OUT_BYTES
-//! end ANSWER PEAK_BYTES                                      or: skipped WHY, or: failed WHY
+//! own BYTES               resident before the program begins
+//! phase NAME SECONDS CPU_SECONDS FAULTS BYTES_READ BYTES_WRITTEN
+//! end ANSWER PEAK_BYTES   or: skipped WHY, or: failed WHY
 //! ```
 
 use crate::group::MemoryGroup;
-use crate::limited::{self, Limited};
+use crate::limited::{self, Limited, Paged};
 use crate::process::cpu_time;
 use crate::work::{Mix, Program};
 use crate::{Failure, Result};
@@ -35,6 +36,8 @@ pub(crate) struct Outcome {
     pub(crate) load: Phase,
     pub(crate) run: Phase,
     pub(crate) answer: String,
+    /// Resident bytes before the program began, those of files included.
+    pub(crate) own: usize,
     /// Resident bytes at their peak, without those of files.
     pub(crate) peak: usize,
 }
@@ -45,6 +48,7 @@ impl Outcome {
         let fields: Vec<&str> = line.split(' ').collect();
         let number = |at: usize| fields[at].parse::<f64>().unwrap_or(f64::NAN);
         match &fields[..] {
+            ["own", _] => self.own = number(1) as usize,
             ["phase", name, _, _, _, _, _] => {
                 let [secs, cpu_secs, faults, read, written] = [2, 3, 4, 5, 6].map(number);
                 let phase = Phase { secs, cpu_secs, faults, read, written };
@@ -80,9 +84,9 @@ pub(crate) struct Task<'a> {
 
 impl Task<'_> {
     /// Runs it in far memory of this configuration; `None`: in memory of the process's own. `memory`: in
-    /// a group of this number of bytes that may swap.
+    /// a group of this number of bytes, which may swap where nothing is far.
     pub(crate) fn run(&self, conf: Option<&str>, memory: Option<usize>) -> Result<Outcome> {
-        let group = memory.map(|bytes| MemoryGroup::create(bytes, true)).transpose()?;
+        let group = memory.map(|bytes| MemoryGroup::create(bytes, conf.is_none())).transpose()?;
         let Task { size, warm, operations, .. } = self;
         let text = [
             self.mix.name(),
@@ -115,6 +119,7 @@ fn run(task: &str) -> Result<(u64, u64)> {
     // Its buffer lives as long as the process: it must not be far.
     drop(std::io::stdout());
     let heap = if conf.is_empty() { None } else { Some(start(conf, dir)?) };
+    println!("own {}", limited::resident());
     let mut program = phase(heap.as_ref(), "load", || Program::load(mix, size as usize));
     phase(heap.as_ref(), "warm", || program.run(warm));
     phase(heap.as_ref(), "run", || program.run(operations));
@@ -139,35 +144,12 @@ fn start(conf: &str, dir: &str) -> Result<Heap> {
 
 /// Runs one phase and reports it.
 fn phase<T>(heap: Option<&Heap>, name: &str, work: impl FnOnce() -> T) -> T {
-    let (before, cpu, began) = (paged(heap), cpu_time(), Instant::now());
+    let (before, cpu, began) = (Paged::now(heap), cpu_time(), Instant::now());
     let result = work();
     let (secs, cpu_secs) = (began.elapsed().as_secs_f64(), (cpu_time() - cpu).as_secs_f64());
-    let after = paged(heap);
-    let [faults, read, written] = [0, 1, 2].map(|at| after[at] - before[at]);
+    let now = Paged::now(heap);
+    let (faults, read) = (now.faults - before.faults, now.read - before.read);
+    let written = now.written - before.written;
     println!("phase {name} {secs} {cpu_secs} {faults} {read} {written}");
     result
-}
-
-/// Faults that read the device, and bytes read and written, so far.
-fn paged(heap: Option<&Heap>) -> [u64; 3] {
-    const PAGE: u64 = 4096;
-    match heap {
-        Some(heap) => {
-            let stats = heap.stats();
-            [stats.faults_read, stats.bytes_read.get(), stats.bytes_written.get()]
-        }
-        None => {
-            let (read, written) = limited::swapped();
-            [major_faults(), read * PAGE, written * PAGE]
-        }
-    }
-}
-
-/// Faults of this process that the kernel had to read for (proc(5), `majflt`).
-fn major_faults() -> u64 {
-    /// Fields between the command's name and the number.
-    const BETWEEN: usize = 9;
-    let text = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    let fields = text.rsplit_once(") ").map(|(_, fields)| fields).unwrap_or_default();
-    fields.split(' ').nth(BETWEEN).and_then(|field| field.parse().ok()).unwrap_or(0)
 }
