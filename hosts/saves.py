@@ -167,7 +167,7 @@ def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     limit, wrong, most = args.limit * MIB, 0, 0
     with tempfile.TemporaryDirectory(prefix="farheap-saves-", dir=args.dir) as dir:
-        side = far_side(args.target.resolve(), limit, args.run)
+        side = far_side(args.target.resolve(), ["--limit", str(limit), *args.run])
         side.deadline = time.monotonic() + 24 * 3600
         path = f"{dir}/redis"
         server = side.start(["redis-server", "--port", "0", "--unixsocket", path, "--save", "", "--dir", dir,
