@@ -16,6 +16,8 @@ pub(crate) trait Eviction {
     fn inserted(&mut self, page: PageId, how: Insert);
     fn retouched(&mut self, page: PageId);
     fn evicted(&mut self, page: PageId);
+    /// Only the library's remembers what was never on its lists.
+    fn bypassed(&mut self, _page: PageId) {}
     fn removed(&mut self, page: PageId);
     fn victims(&mut self, want: PageCount, out: &mut dyn FnMut(PageId)) -> PageCount;
 }
@@ -35,6 +37,10 @@ impl Eviction for Policy {
 
     fn evicted(&mut self, page: PageId) {
         Policy::evicted(self, page);
+    }
+
+    fn bypassed(&mut self, page: PageId) {
+        Policy::bypassed(self, page);
     }
 
     fn removed(&mut self, page: PageId) {

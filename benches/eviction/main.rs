@@ -4,6 +4,8 @@
 //! cargo bench --bench eviction                       # made traces, under a minute
 //! cargo bench --bench eviction -- --full             # larger ones
 //! cargo bench --bench eviction -- --trace FILE       # your own: one page number a line
+//! cargo bench --bench eviction -- --record FILE sort lines      # the trace of a program, by valgrind
+//! cargo bench --bench eviction -- --trace FILE --resident 32,64 # misses by MiB in memory
 //! cargo bench --bench eviction -- --seed 7           # other random numbers
 //! cargo bench --bench eviction -- --test             # does it work? (so does `cargo test`)
 //! ```
@@ -11,7 +13,10 @@
 //! `eviction.svg`. It checks its own answers: every touch is accounted for, no policy beats the
 //! optimum, no cache exceeds its frames, first in first out without cooling equals a plain queue.
 
+mod chunks;
 mod contender;
+mod record;
+mod replay;
 mod report;
 mod s3fifo;
 mod sim;
@@ -19,7 +24,7 @@ mod trace;
 
 use contender::Contender;
 use sim::Outcome;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use trace::{Kind, Scale, Trace};
 
@@ -49,6 +54,7 @@ impl Run {
 pub(crate) struct Case {
     pub(crate) trace: String,
     pub(crate) cache_permille: u32,
+    frames: u32,
     pub(crate) belady: Outcome,
     pub(crate) lru: Outcome,
     pub(crate) clock: Outcome,
@@ -67,20 +73,65 @@ impl Case {
     }
 }
 
+/// Where the files of a smoke test go.
+const SMOKE: &str = "target/figures/smoke";
+
 struct Options {
     scale: Scale,
     trace: Option<PathBuf>,
+    /// MiB in memory to play the trace with, instead of the usual shares.
+    resident: Vec<f64>,
+    /// Pages of 4 KiB of the trace that make a page.
+    merged: u64,
+    /// MiB that the program had before its heap began.
+    local: f64,
     /// Where the files go, below the crate; a smoke test does not replace real figures.
     folder: &'static str,
 }
 
+impl Options {
+    fn read(&self, path: &Path) -> Result<Trace, String> {
+        Trace::read(path, self.merged, (self.local * 256.0) as usize)
+    }
+}
+
 fn main() -> ExitCode {
-    let result = parse(std::env::args().skip(1)).and_then(|options| {
+    let mut args: Vec<String> = std::env::args().skip(1).collect();
+    if let Some(at) = args.iter().position(|arg| arg == "--record") {
+        // `cargo bench` puts an argument of its own behind all.
+        args.pop_if(|last| last == "--bench");
+        return end(match &args.split_off(at)[..] {
+            [_, to, command @ ..] if !command.is_empty() => record::record(command, Path::new(to)),
+            _ => Err("--record needs a file and a command".to_owned()),
+        });
+    }
+    end(parse(args).and_then(|options| {
         contender::check();
+        record::check();
+        if let (Some(path), false) = (&options.trace, options.resident.is_empty()) {
+            let trace = options.read(path)?;
+            return replay::run(&trace, options.merged, &options.resident, options.folder);
+        }
         let cases = play_all(&options)?;
         report::print(&cases);
-        report::write(&cases, options.folder)
-    });
+        report::write(&cases, options.folder)?;
+        if options.trace.is_some() {
+            return Ok(());
+        }
+        // What `--resident` does, as long as it takes no time.
+        if options.folder == SMOKE {
+            let trace = Kind::BTree.make(options.scale, 0);
+            replay::run(&trace, 1, &[2.0], options.folder)?;
+        }
+        // A chunk has 512 pages.
+        let scale = options.scale;
+        let pages = scale.pages.max(10_000);
+        let scale = Scale { pages, touches: scale.touches.max(5 * pages as usize), ..scale };
+        replay::fresh(&Trace::of_fresh_data(scale), options.folder)
+    }))
+}
+
+fn end(result: Result<(), String>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(message) => {
@@ -90,19 +141,15 @@ fn main() -> ExitCode {
     }
 }
 
-fn parse(args: impl Iterator<Item = String>) -> Result<Options, String> {
+fn parse(mut args: Vec<String>) -> Result<Options, String> {
     const TINY: Scale = Scale { pages: 1_000, touches: 10_000, seed: 42 };
     const MADE: Scale = Scale { pages: 100_000, touches: 1_000_000, seed: 42 };
-    const SMOKE: &str = "target/figures/smoke";
     // `cargo bench` passes `--bench`, `cargo test --benches` does not and wants to be quick.
-    let mut args: Vec<String> = args.collect();
     let is_bench = args.iter().any(|arg| arg == "--bench");
     args.retain(|arg| arg != "--bench");
-    let mut options = if is_bench {
-        Options { scale: MADE, trace: None, folder: "target/figures" }
-    } else {
-        Options { scale: TINY, trace: None, folder: SMOKE }
-    };
+    let (scale, folder) = if is_bench { (MADE, "target/figures") } else { (TINY, SMOKE) };
+    let mut options =
+        Options { scale, trace: None, resident: Vec::new(), merged: 1, local: 0.0, folder };
     let mut args = args.into_iter();
     while let Some(arg) = args.next() {
         let mut value = || args.next().ok_or(format!("{arg} needs a value"));
@@ -116,6 +163,22 @@ fn parse(args: impl Iterator<Item = String>) -> Result<Options, String> {
                     text.parse().map_err(|_| format!("--seed: `{text}` is not a number"))?;
             }
             "--trace" => options.trace = Some(value()?.into()),
+            "--resident" => {
+                let wrong = |_| "--resident: MiB with commas between them".to_owned();
+                let sizes = value()?;
+                options.resident =
+                    sizes.split(',').map(str::parse).collect::<Result<_, _>>().map_err(wrong)?;
+            }
+            "--local" => {
+                let text = value()?;
+                options.local = text.parse().map_err(|_| format!("--local: `{text}` MiB"))?;
+            }
+            "--page" => {
+                let sizes = [("4KiB", 1), ("16KiB", 4), ("64KiB", 16)];
+                let text = value()?;
+                let found = sizes.into_iter().find(|(name, _)| *name == text);
+                options.merged = found.ok_or("--page: 4KiB, 16KiB or 64KiB")?.1;
+            }
             other => return Err(format!("unknown option `{other}`; see benches/eviction/main.rs")),
         }
     }
@@ -126,8 +189,8 @@ fn play_all(options: &Options) -> Result<Vec<Case>, String> {
     let scale = options.scale;
     let mut cases = Vec::new();
     if let Some(path) = &options.trace {
-        let trace = Trace::read(path)?;
-        println!("{}: {} touches of {} pages", trace.name, trace.touches.len(), trace.pages);
+        let trace = options.read(path)?;
+        println!("{}: {} touches of {} pages", trace.name, trace.touches(), trace.touched_pages());
         cases.extend(CACHES_PERMILLE.map(|permille| play_case(&trace, permille)));
         return Ok(cases);
     }
@@ -146,7 +209,7 @@ fn frames(pages: u32, permille: u32) -> u32 {
 }
 
 fn play_case(trace: &Trace, cache_permille: u32) -> Case {
-    let frames = frames(trace.pages, cache_permille);
+    let frames = frames(trace.touched_pages() as u32, cache_permille);
     let mut runs = Vec::new();
     for kind in Contender::ALL {
         for cooling_pct in COOLING_PCTS {
@@ -157,6 +220,7 @@ fn play_case(trace: &Trace, cache_permille: u32) -> Case {
     let case = Case {
         trace: trace.name.clone(),
         cache_permille,
+        frames,
         belady: sim::belady(trace, frames),
         lru: sim::ideal_lru(trace, frames),
         clock: sim::ideal_clock(trace, frames),
@@ -172,7 +236,7 @@ fn check(case: &Case, trace: &Trace) {
     let policies = case.runs.iter().map(|run| run.outcome);
     for outcome in policies.chain([case.belady, case.lru, case.clock]) {
         let accounted = outcome.fresh + outcome.hits + outcome.reads;
-        assert_eq!(accounted, trace.touches.len() as u64, "{what}: {outcome:?}");
+        assert_eq!(accounted, trace.touches(), "{what}: {outcome:?}");
         assert_eq!(outcome.fresh, case.belady.fresh, "{what}: every page has one first touch");
         assert!(outcome.hits <= case.belady.hits, "{what}: {outcome:?} beats {:?}", case.belady);
         assert!(outcome.minor <= outcome.hits, "{what}: {outcome:?}");
@@ -180,6 +244,6 @@ fn check(case: &Case, trace: &Trace) {
     for run in case.runs.iter().filter(|run| run.cooling_pct == 0) {
         assert_eq!(run.outcome.minor, 0, "{what}: nothing cools, but {} saw it", run.kind);
     }
-    let queue = sim::plain_queue(trace, frames(trace.pages, case.cache_permille));
+    let queue = sim::plain_queue(trace, case.frames);
     assert_eq!(case.outcome(Contender::Fifo, 0), queue, "{what}: fifo is no plain queue");
 }

@@ -202,8 +202,15 @@ fn draw_legend(area: &Area<'_>) -> Result<(), Box<dyn Error>> {
     let runs = Contender::ALL.map(|kind| [0, COOLING_PCT].map(|p| Run::new(kind, p, outcome)));
     let runs = runs.into_iter().flatten().collect();
     let trace = String::new();
-    let empty =
-        Case { trace, cache_permille: 0, belady: outcome, lru: outcome, clock: outcome, runs };
+    let empty = Case {
+        trace,
+        cache_permille: 0,
+        frames: 0,
+        belady: outcome,
+        lru: outcome,
+        clock: outcome,
+        runs,
+    };
     let mut y = 30;
     for (name, _, colour) in bars(&empty) {
         area.draw(&Rectangle::new([(30, y), (44, y + 10)], colour.filled()))?;

@@ -6,7 +6,7 @@
 //! read, the first touch ever is zero-filled and costs no read.
 
 use crate::contender::{Contender, Eviction};
-use crate::trace::Trace;
+use crate::trace::{Event, Trace};
 use farheap::region::policy::Insert;
 use farheap::{PageCount, PageId};
 use std::collections::{BinaryHeap, VecDeque};
@@ -67,7 +67,10 @@ pub(crate) fn play(kind: Contender, trace: &Trace, frames: u32, cooling: u32) ->
         named: 0,
         outcome: Outcome::default(),
     };
-    trace.touches.iter().for_each(|&page| cache.touch(page));
+    trace.events.iter().for_each(|&event| match event {
+        Event::Touch(page) => cache.touch(page),
+        Event::Discard(page) => cache.discard(page),
+    });
     let in_ram = cache.states.iter().filter(|s| matches!(s, State::Resident | State::Cooling(_)));
     assert_eq!(in_ram.count() as u64, cache.policy.resident().get() + cache.cooling, "{kind}");
     cache.outcome
@@ -96,6 +99,13 @@ impl Cache {
             }
         }
         self.states[page as usize] = State::Resident;
+    }
+
+    fn discard(&mut self, page: u32) {
+        let state = &mut self.states[page as usize];
+        self.cooling -= u64::from(matches!(state, State::Cooling(_)));
+        *state = State::Unseen;
+        self.policy.removed(PageId(u64::from(page)));
     }
 
     /// Evicts the longest-cooling page when all frames are taken, and lets others cool.
@@ -127,29 +137,66 @@ impl Cache {
     }
 }
 
+/// How the pages of a trace came in, where each touch is known.
+struct Seen {
+    seen: Vec<bool>,
+    outcome: Outcome,
+}
+
+impl Seen {
+    fn new(trace: &Trace) -> Seen {
+        Seen { seen: vec![false; trace.pages as usize], outcome: Outcome::default() }
+    }
+
+    /// Counts the touch of a page that is in RAM.
+    fn hit(&mut self) {
+        self.outcome.hits += 1;
+    }
+
+    /// Counts the touch of one that is not.
+    fn miss(&mut self, page: usize) {
+        let was_seen = std::mem::replace(&mut self.seen[page], true);
+        *if was_seen { &mut self.outcome.reads } else { &mut self.outcome.fresh } += 1;
+    }
+
+    fn discard(&mut self, page: usize) {
+        self.seen[page] = false;
+    }
+}
+
 /// Belady's optimum: evicts the page whose next touch is farthest away.
 pub(crate) fn belady(trace: &Trace, frames: u32) -> Outcome {
     const NEVER: u32 = u32::MAX;
-    let touches = &trace.touches;
-    let mut next_touch = vec![NEVER; touches.len()];
+    let events = &trace.events;
+    let mut next_touch = vec![NEVER; events.len()];
     let mut last = vec![NEVER; trace.pages as usize];
-    for (now, &page) in touches.iter().enumerate().rev() {
-        next_touch[now] = last[page as usize];
-        last[page as usize] = now as u32;
+    for (now, event) in events.iter().enumerate().rev() {
+        match *event {
+            Event::Touch(page) => {
+                next_touch[now] = last[page as usize];
+                last[page as usize] = now as u32;
+            }
+            // The touch after it reads nothing.
+            Event::Discard(page) => last[page as usize] = NEVER,
+        }
     }
-    let mut outcome = Outcome::default();
+    let mut counts = Seen::new(trace);
     // For a resident page its next touch; entries of the heap that disagree are stale.
     let mut due: Vec<Option<u32>> = vec![None; trace.pages as usize];
-    let mut seen = vec![false; trace.pages as usize];
     let (mut heap, mut resident) = (BinaryHeap::new(), 0);
-    for (now, &page) in touches.iter().enumerate() {
-        let index = page as usize;
-        if due[index].is_some() {
-            outcome.hits += 1;
+    for (now, &event) in events.iter().enumerate() {
+        let page = match event {
+            Event::Touch(page) => page,
+            Event::Discard(page) => {
+                resident -= u32::from(due[page as usize].take().is_some());
+                counts.discard(page as usize);
+                continue;
+            }
+        };
+        if due[page as usize].is_some() {
+            counts.hit();
         } else {
-            let counter = if seen[index] { &mut outcome.reads } else { &mut outcome.fresh };
-            *counter += 1;
-            seen[index] = true;
+            counts.miss(page as usize);
             resident += 1;
         }
         while resident > frames {
@@ -160,31 +207,35 @@ pub(crate) fn belady(trace: &Trace, frames: u32) -> Outcome {
                 resident -= 1;
             }
         }
-        due[index] = Some(next_touch[now]);
+        due[page as usize] = Some(next_touch[now]);
         heap.push((next_touch[now], page));
     }
-    outcome
+    counts.outcome
 }
 
 /// LRU with perfect knowledge of hits, which no policy here has.
 pub(crate) fn ideal_lru(trace: &Trace, frames: u32) -> Outcome {
-    let mut outcome = Outcome::default();
+    let mut counts = Seen::new(trace);
     let mut touched = vec![None; trace.pages as usize];
-    let mut seen = vec![false; trace.pages as usize];
     // Every touch in time order; those that are not their page's last are stale.
     let (mut sequence, mut resident) = (VecDeque::new(), 0);
-    for (now, &page) in trace.touches.iter().enumerate() {
-        let index = page as usize;
-        if touched[index].is_some() {
-            outcome.hits += 1;
+    for (now, &event) in trace.events.iter().enumerate() {
+        let page = match event {
+            Event::Touch(page) => page as usize,
+            Event::Discard(page) => {
+                resident -= u32::from(touched[page as usize].take().is_some());
+                counts.discard(page as usize);
+                continue;
+            }
+        };
+        if touched[page].is_some() {
+            counts.hit();
         } else {
-            let counter = if seen[index] { &mut outcome.reads } else { &mut outcome.fresh };
-            *counter += 1;
-            seen[index] = true;
+            counts.miss(page);
             resident += 1;
         }
-        touched[index] = Some(now);
-        sequence.push_back((now, index));
+        touched[page] = Some(now);
+        sequence.push_back((now, page));
         while resident > frames {
             let (then, victim) = sequence.pop_front().expect("holds every resident page");
             if touched[victim] == Some(then) {
@@ -193,62 +244,83 @@ pub(crate) fn ideal_lru(trace: &Trace, frames: u32) -> Outcome {
             }
         }
     }
-    outcome
+    counts.outcome
 }
 
 /// The clock with an accessed bit set by every hit, which no policy here has.
 pub(crate) fn ideal_clock(trace: &Trace, frames: u32) -> Outcome {
-    let mut outcome = Outcome::default();
+    let mut counts = Seen::new(trace);
     // `None`: absent; otherwise the accessed bit.
     let mut accessed: Vec<Option<bool>> = vec![None; trace.pages as usize];
-    let mut seen = vec![false; trace.pages as usize];
+    let mut resident = 0;
+    // Pages that were discarded since are stale; a page that came back is there twice, and goes a little earlier.
     let mut ring: VecDeque<usize> = VecDeque::new();
-    for &page in &trace.touches {
-        let index = page as usize;
-        if let Some(bit) = &mut accessed[index] {
+    for &event in &trace.events {
+        let page = match event {
+            Event::Touch(page) => page as usize,
+            Event::Discard(page) => {
+                resident -= u32::from(accessed[page as usize].take().is_some());
+                counts.discard(page as usize);
+                continue;
+            }
+        };
+        if let Some(bit) = &mut accessed[page] {
             *bit = true;
-            outcome.hits += 1;
+            counts.hit();
             continue;
         }
-        let counter = if seen[index] { &mut outcome.reads } else { &mut outcome.fresh };
-        *counter += 1;
-        seen[index] = true;
-        while ring.len() == frames as usize {
-            let candidate = ring.pop_front().expect("frames > 0");
-            if accessed[candidate] == Some(true) {
-                accessed[candidate] = Some(false);
-                ring.push_back(candidate);
-            } else {
-                accessed[candidate] = None;
+        counts.miss(page);
+        while resident == frames {
+            let candidate = ring.pop_front().expect("holds every resident page");
+            match accessed[candidate] {
+                Some(true) => {
+                    accessed[candidate] = Some(false);
+                    ring.push_back(candidate);
+                }
+                Some(false) => {
+                    accessed[candidate] = None;
+                    resident -= 1;
+                }
+                None => {}
             }
         }
-        accessed[index] = Some(false);
-        ring.push_back(index);
+        accessed[page] = Some(false);
+        resident += 1;
+        ring.push_back(page);
     }
-    outcome
+    counts.outcome
 }
 
 /// First in, first out, written without the library: what `fifo` without cooling must equal.
 pub(crate) fn plain_queue(trace: &Trace, frames: u32) -> Outcome {
-    let mut outcome = Outcome::default();
-    let mut resident = vec![false; trace.pages as usize];
-    let mut seen = vec![false; trace.pages as usize];
-    let mut queue = VecDeque::new();
-    for &page in &trace.touches {
-        let index = page as usize;
-        if resident[index] {
-            outcome.hits += 1;
+    let mut counts = Seen::new(trace);
+    // For a resident page its arrival; entries of the queue that disagree are stale.
+    let mut arrived = vec![None; trace.pages as usize];
+    let (mut queue, mut resident) = (VecDeque::new(), 0);
+    for (now, &event) in trace.events.iter().enumerate() {
+        let page = match event {
+            Event::Touch(page) => page as usize,
+            Event::Discard(page) => {
+                resident -= u32::from(arrived[page as usize].take().is_some());
+                counts.discard(page as usize);
+                continue;
+            }
+        };
+        if arrived[page].is_some() {
+            counts.hit();
             continue;
         }
-        let counter = if seen[index] { &mut outcome.reads } else { &mut outcome.fresh };
-        *counter += 1;
-        seen[index] = true;
-        if queue.len() == frames as usize {
-            let victim: usize = queue.pop_front().expect("frames > 0");
-            resident[victim] = false;
+        counts.miss(page);
+        while resident == frames {
+            let (then, victim): (usize, usize) = queue.pop_front().expect("holds all residents");
+            if arrived[victim] == Some(then) {
+                arrived[victim] = None;
+                resident -= 1;
+            }
         }
-        resident[index] = true;
-        queue.push_back(index);
+        arrived[page] = Some(now);
+        resident += 1;
+        queue.push_back((now, page));
     }
-    outcome
+    counts.outcome
 }

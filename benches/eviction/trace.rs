@@ -1,17 +1,27 @@
-//! Page traces: which page is touched when.
+//! Page traces: which page is touched when, and when its content is given up.
 
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution, Zipf};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
-/// A sequence of touches of pages `0..pages`.
+/// What a program does with a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    Touch(u32),
+    /// Its content is given up: a touch after that is a first one.
+    Discard(u32),
+}
+
+/// A sequence of events of pages `0..pages`.
 pub(crate) struct Trace {
     pub(crate) name: String,
     pub(crate) pages: u32,
-    pub(crate) touches: Vec<u32>,
+    /// Pages of 2 MiB.
+    pub(crate) chunk_pages: u32,
+    pub(crate) events: Vec<Event>,
 }
 
 /// How large the made traces are.
@@ -76,32 +86,87 @@ impl Kind {
                 ("shifting scans".to_owned(), shifting_scans(&mut rng, scale, frames))
             }
         };
-        Trace { name, pages, touches }
+        Trace::new(name, pages, touches.into_iter().map(Event::Touch).collect())
     }
 }
 
+/// Pages of 4 KiB of 2 MiB: neighbours in a file keep their distance.
+const CHUNK: u64 = 512;
+
 impl Trace {
-    /// Reads a trace from a file: one page number a line; empty lines and `#` lines are skipped.
-    pub(crate) fn read(path: &Path) -> Result<Trace, String> {
+    fn new(name: String, pages: u32, events: Vec<Event>) -> Trace {
+        Trace { name, pages, chunk_pages: CHUNK as u32, events }
+    }
+
+    /// Traces in which fresh data stands beside data that was read.
+    pub(crate) fn of_fresh_data(Scale { pages, touches, seed }: Scale) -> [Trace; 3] {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let scale = Scale { pages, touches, seed };
+        [
+            ("load beside a pool", load_beside_a_pool(&mut rng, scale)),
+            ("hash beside scans", hash_beside_scans(&mut rng, scale)),
+            ("tree build", tree_build(&mut rng, scale).into_iter().map(Event::Touch).collect()),
+        ]
+        .map(|(name, events)| Trace::new(name.to_owned(), pages, events))
+    }
+
+    /// Reads a trace from a file: one page number a line, with `-` before it where the content is given up; empty lines
+    /// and `#` lines are skipped. `merged` neighbouring pages become one, which is given up with the first of them. The
+    /// first `local` pages of the file that are touched are left out.
+    pub(crate) fn read(path: &Path, merged: u64, local: usize) -> Result<Trace, String> {
         let text = std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
-        let mut dense = HashMap::new();
-        let mut touches = Vec::new();
+        let mut chunks = HashMap::new();
+        let mut left_out = HashSet::new();
+        let mut events = Vec::new();
+        let mut last = None;
         for (number, line) in text.lines().enumerate() {
             let line = line.trim();
             if line.is_empty() || line.starts_with('#') {
                 continue;
             }
-            let page: u64 = line.parse().map_err(|_| {
+            let (page, is_touch) =
+                line.strip_prefix('-').map_or((line, true), |page| (page, false));
+            let page: u64 = page.parse().map_err(|_| {
                 format!("{}:{}: `{line}` is not a page number", path.display(), number + 1)
             })?;
-            let next = dense.len() as u32;
-            touches.push(*dense.entry(page).or_insert(next));
-        }
-        if dense.len() < 2 {
-            return Err(format!("{}: a trace needs two pages at least", path.display()));
+            if left_out.len() < local {
+                left_out.insert(page);
+            }
+            if left_out.contains(&page) {
+                continue;
+            }
+            let next = chunks.len() as u64;
+            let chunk = *chunks.entry(page / CHUNK).or_insert(next);
+            let page = ((chunk * CHUNK + page % CHUNK) / merged) as u32;
+            let event = if is_touch { Event::Touch(page) } else { Event::Discard(page) };
+            // Merged pages follow themselves.
+            if last != Some(event) {
+                events.push(event);
+            }
+            last = Some(event);
         }
         let name = path.file_stem().map_or_else(String::new, |s| s.to_string_lossy().into_owned());
-        Ok(Trace { name, pages: dense.len() as u32, touches })
+        let pages = (chunks.len() as u64 * CHUNK / merged) as u32;
+        if pages < 2 {
+            return Err(format!("{}: a trace needs two pages at least", path.display()));
+        }
+        Ok(Trace { name, pages, chunk_pages: (CHUNK / merged) as u32, events })
+    }
+
+    /// The number of touches.
+    pub(crate) fn touches(&self) -> u64 {
+        self.events.iter().filter(|event| matches!(event, Event::Touch(_))).count() as u64
+    }
+
+    /// The number of pages that are touched.
+    pub(crate) fn touched_pages(&self) -> u64 {
+        let mut is_touched = vec![false; self.pages as usize];
+        for event in &self.events {
+            if let Event::Touch(page) = event {
+                is_touched[*page as usize] = true;
+            }
+        }
+        is_touched.iter().filter(|touched| **touched).count() as u64
     }
 }
 
@@ -222,5 +287,36 @@ fn tree_build(rng: &mut StdRng, Scale { pages, touches, .. }: Scale) -> Vec<u32>
         trace.extend([leaf / FANOUT * FANOUT, leaf.min(pages - 1)]);
     }
     trace.truncate(touches);
+    trace
+}
+
+/// A pool of an eighth of the pages is read at random while the rest is written in order: a table that is cut out of
+/// texts. Then it is dropped and loaded anew.
+fn load_beside_a_pool(rng: &mut StdRng, Scale { pages, touches, .. }: Scale) -> Vec<Event> {
+    const DRAWS: usize = 4;
+    let pool = pages / 8;
+    let mut trace: Vec<Event> = (0..pool).map(Event::Touch).collect();
+    while trace.len() < touches {
+        for page in pool..pages {
+            trace.extend((0..DRAWS).map(|_| Event::Touch(rng.random_range(0..pool))));
+            trace.push(Event::Touch(page));
+        }
+        trace.extend((pool..pages).map(Event::Discard));
+    }
+    trace
+}
+
+/// A table of half of the pages is loaded; queries scan it, and each fills a hash table of its own at random, of an
+/// eighth of the pages, which dies with it.
+fn hash_beside_scans(rng: &mut StdRng, Scale { pages, touches, .. }: Scale) -> Vec<Event> {
+    let (table, hash) = (pages / 2, pages / 8);
+    let mut trace: Vec<Event> = (0..table).map(Event::Touch).collect();
+    while trace.len() < touches {
+        for page in 0..table {
+            let entries = [(); 2].map(|()| Event::Touch(table + rng.random_range(0..hash)));
+            trace.extend([Event::Touch(page), entries[0], entries[1]]);
+        }
+        trace.extend((table..table + hash).map(Event::Discard));
+    }
     trace
 }
