@@ -190,7 +190,7 @@ fn play_all(options: &Options) -> Result<Vec<Case>, String> {
     let mut cases = Vec::new();
     if let Some(path) = &options.trace {
         let trace = options.read(path)?;
-        println!("{}: {} touches of {} pages", trace.name, trace.touches(), trace.touched_pages());
+        println!("{}: {} touches of {} pages", trace.name, trace.touches(), trace.size);
         cases.extend(CACHES_PERMILLE.map(|permille| play_case(&trace, permille)));
         return Ok(cases);
     }
@@ -209,7 +209,7 @@ fn frames(pages: u32, permille: u32) -> u32 {
 }
 
 fn play_case(trace: &Trace, cache_permille: u32) -> Case {
-    let frames = frames(trace.touched_pages() as u32, cache_permille);
+    let frames = frames(trace.size, cache_permille);
     let mut runs = Vec::new();
     for kind in Contender::ALL {
         for cooling_pct in COOLING_PCTS {

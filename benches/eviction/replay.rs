@@ -21,7 +21,7 @@ pub(crate) fn run(
     folder: &str,
 ) -> Result<(), String> {
     let of_mib = |mib: f64| (mib * 256.0 / merged as f64) as u32;
-    let (kib, mib) = (4 * merged, trace.touched_pages() as f64 / f64::from(of_mib(1.0)));
+    let (kib, mib) = (4 * merged, f64::from(trace.size) / f64::from(of_mib(1.0)));
     println!("{}: {} touches, {mib:.1} MiB in pages of {kib} KiB", trace.name, trace.touches());
     println!("Pages read, and in brackets soft faults, thousands:\n");
     print!("{:>12} {:>8} {:>8} {:>8}", "resident MiB", "fresh", "optimum", "LRU");

@@ -19,6 +19,8 @@ pub(crate) enum Event {
 pub(crate) struct Trace {
     pub(crate) name: String,
     pub(crate) pages: u32,
+    /// Pages of which a cache has a share: all, but those of a file that are never touched.
+    pub(crate) size: u32,
     /// Pages of 2 MiB.
     pub(crate) chunk_pages: u32,
     pub(crate) events: Vec<Event>,
@@ -95,7 +97,7 @@ const CHUNK: u64 = 512;
 
 impl Trace {
     fn new(name: String, pages: u32, events: Vec<Event>) -> Trace {
-        Trace { name, pages, chunk_pages: CHUNK as u32, events }
+        Trace { name, pages, size: pages, chunk_pages: CHUNK as u32, events }
     }
 
     /// Traces in which fresh data stands beside data that was read.
@@ -150,7 +152,10 @@ impl Trace {
         if pages < 2 {
             return Err(format!("{}: a trace needs two pages at least", path.display()));
         }
-        Ok(Trace { name, pages, chunk_pages: (CHUNK / merged) as u32, events })
+        let mut trace =
+            Trace { name, pages, size: 0, chunk_pages: (CHUNK / merged) as u32, events };
+        trace.size = trace.touched_pages();
+        Ok(trace)
     }
 
     /// The number of touches.
@@ -158,15 +163,14 @@ impl Trace {
         self.events.iter().filter(|event| matches!(event, Event::Touch(_))).count() as u64
     }
 
-    /// The number of pages that are touched.
-    pub(crate) fn touched_pages(&self) -> u64 {
+    fn touched_pages(&self) -> u32 {
         let mut is_touched = vec![false; self.pages as usize];
         for event in &self.events {
             if let Event::Touch(page) = event {
                 is_touched[*page as usize] = true;
             }
         }
-        is_touched.iter().filter(|touched| **touched).count() as u64
+        is_touched.iter().filter(|touched| **touched).count() as u32
     }
 }
 
