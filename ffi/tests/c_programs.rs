@@ -12,11 +12,9 @@ fn test(name: &str) {
     let source = crate_dir().join("tests/c").join(name);
     for compiler in installed(C) {
         for options in compiler.ways() {
-            let dir = tempfile::tempdir().expect("a directory");
-            let program = dir.path().join("program");
-            compiler.program(&source, &program, options);
+            let program = compiler.program(&source, options);
             println!("{} {name} {options:?}", compiler.name);
-            run_program(&program);
+            run_program(program.path());
         }
     }
 }

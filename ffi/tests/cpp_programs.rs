@@ -3,7 +3,8 @@
 mod common;
 
 use common::{
-    CPP, Compiler, crate_dir, declared, installed, run_program, sources_are_readable, succeed,
+    CPP, Compiler, crate_dir, declared, generated, installed, run_program, sources_are_readable,
+    succeed,
 };
 use std::collections::BTreeSet;
 use std::fs;
@@ -17,11 +18,9 @@ fn test(source: &Path) {
 fn test_with(source: &Path, compilers: &[Compiler]) {
     for compiler in compilers {
         for options in compiler.ways() {
-            let dir = tempfile::tempdir().expect("a directory");
-            let program = dir.path().join("program");
-            compiler.program(source, &program, options);
+            let program = compiler.program(source, options);
             println!("{} {} {options:?}", compiler.name, source.display());
-            run_program(&program);
+            run_program(program.path());
         }
     }
 }
@@ -96,10 +95,8 @@ fn a_compiler_that_lacks_what_the_header_needs_is_told_so_in_one_error() {
 
 /// Functions of the library that a compiled source calls.
 fn called(compiler: &Compiler, source: &Path) -> BTreeSet<String> {
-    let dir = tempfile::tempdir().expect("a directory");
-    let object = dir.path().join("object.o");
-    succeed(compiler.command().arg("-c").arg(source).arg("-o").arg(&object));
-    let output = succeed(Command::new("nm").arg("--undefined-only").arg(&object));
+    let object = compiler.object(source, &[]);
+    let output = succeed(Command::new("nm").arg("--undefined-only").arg(object.path()));
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     text.lines().filter_map(|line| line.split_whitespace().last()).map(str::to_owned).collect()
 }
@@ -133,10 +130,7 @@ fn the_cpp_program_of_the_readme_compiles_and_runs() {
     let readme = fs::read_to_string(crate_dir().join("../README.md")).expect("the README");
     let (_, rest) = readme.split_once("```cpp\n").expect("the README has a C++ program");
     let program = rest.split_once("```").expect("it ends").0;
-    let dir = tempfile::tempdir().expect("a directory");
-    let source = dir.path().join("readme.cpp");
-    fs::write(&source, program).expect("room");
-    test(&source);
+    test(generated("readme.cpp", program).path());
 }
 
 #[test]
@@ -148,14 +142,10 @@ fn the_header_bears_the_warnings_of_strict_hosts_and_works_without_rtti() {
         &["-Wshadow", "-Wconversion", "-Wsign-conversion", "-Wold-style-cast", "-Wcast-qual"];
     for compiler in installed(CPP) {
         for option in ["-frtti", "-fno-rtti"] {
-            let dir = tempfile::tempdir().expect("a directory");
-            let source = dir.path().join("strict.cpp");
             let text = "#include <farheap.hpp>\nstd::pmr::vector<int> of(farheap::far_resource &ssd) {\n\
                 std::pmr::vector<int> made{&ssd};\nreturn made;\n}\n";
-            fs::write(&source, text).expect("room");
-            let mut command = compiler.command();
-            command.args(MORE).args([option, "-c", "-o"]).arg(dir.path().join("strict.o"));
-            succeed(command.arg(&source));
+            let source = generated("strict.cpp", text);
+            compiler.object(source.path(), &[MORE, &[option]].concat());
         }
     }
 }

@@ -53,8 +53,9 @@ impl Sides {
         let object = at("side.o");
         let source = common::crate_dir().join("benches/ffi/side.cpp");
         succeed(CPP.command().args(["-O2", "-fPIC", "-c", "-o"]).arg(&object).arg(source));
-        CPP.program(&object, &at("static"), &[]);
-        CPP.program(&object, &at("late.so"), &["-shared", "-Wl,-Bsymbolic"]);
+        succeed(CPP.link(&object, &[]).arg("-o").arg(at("static")));
+        let shared = &["-shared", "-Wl,-Bsymbolic"];
+        succeed(CPP.link(&object, shared).arg("-o").arg(at("late.so")));
         // Under the name that it is looked up by.
         let soname = at(&format!("libfarheap.so.{}", farheap_ffi::abi::FARHEAP_ABI_VERSION));
         std::os::unix::fs::symlink(common::library("so"), &soname).expect("room");

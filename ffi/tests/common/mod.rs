@@ -2,10 +2,14 @@
 //! permitted.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::{Arc, Mutex, PoisonError};
+use tempfile::TempDir;
 
 /// Status of a test program that may not do what it tests, and has said why.
 pub(crate) const SKIPPED: i32 = 77;
@@ -99,17 +103,13 @@ impl Compiler {
     /// The options to test a program with: as it is, and with AddressSanitizer where the
     /// compiler has its runtime; says so where it has not.
     pub(crate) fn ways(self) -> Vec<&'static [&'static str]> {
-        let dir = tempfile::tempdir().expect("a directory");
-        let source = dir.path().join("empty.c");
-        std::fs::write(&source, "int main(void) { return 0; }\n").expect("room");
-        // Without a standard: this is C and C++.
-        let mut link = Command::new(self.name);
-        link.args(ASAN).arg(&source).arg("-o").arg(dir.path().join("empty"));
+        static WITH_ASAN: Mutex<BTreeMap<&str, bool>> = Mutex::new(BTreeMap::new());
         let mut ways = vec![&[][..]];
         if compilers_max().is_some() {
             return ways;
         }
-        if link.output().is_ok_and(|output| output.status.success()) {
+        let mut known = WITH_ASAN.lock().unwrap_or_else(PoisonError::into_inner);
+        if *known.entry(self.name).or_insert_with(|| self.links_asan()) {
             ways.push(ASAN);
         } else {
             println!("skipped: {} has no runtime for AddressSanitizer", self.name);
@@ -117,12 +117,107 @@ impl Compiler {
         ways
     }
 
-    /// Compiles and links a program with the static library.
-    pub(crate) fn program(self, source: &Path, to: &Path, options: &[&str]) {
-        let mut command = self.command();
-        command.args(options).arg(source).arg("-o").arg(to).arg(library("a")).args(NATIVE);
-        succeed(&mut command);
+    fn links_asan(self) -> bool {
+        let dir = tempfile::tempdir().expect("a directory");
+        let source = dir.path().join("empty.c");
+        std::fs::write(&source, "int main(void) { return 0; }\n").expect("room");
+        // Without a standard: this is C and C++.
+        let mut link = Command::new(self.name);
+        link.args(ASAN).arg(&source).arg("-o").arg(dir.path().join("empty"));
+        link.output().is_ok_and(|output| output.status.success())
     }
+
+    /// A source compiled, which stays for the next run.
+    pub(crate) fn object(self, source: &Path, options: &[&str]) -> Made {
+        let mut command = self.command();
+        command.args(options).arg("-c").arg(source);
+        // With the headers beside it, and those of the library.
+        let include = crate_dir().join("include");
+        let mut from = vec![source.to_path_buf()];
+        let own = source.parent().filter(|dir| dir.starts_with(crate_dir()));
+        for dir in [Some(include.join("farmalloc").as_path()), Some(&include), own] {
+            let entries = dir.map(|dir| fs::read_dir(dir).expect("a directory").flatten());
+            from.extend(entries.into_iter().flatten().map(|entry| entry.path()));
+        }
+        make(command, source, &from)
+    }
+
+    /// A program that is linked with the static library, which stays for the next run.
+    pub(crate) fn program(self, source: &Path, options: &[&str]) -> Made {
+        let object = self.object(source, options);
+        let command = self.link(object.path(), options);
+        make(command, source, &[object.path().to_path_buf(), library("a")])
+    }
+
+    /// Links a source or an object with the static library, into what follows.
+    pub(crate) fn link(self, from: &Path, options: &[&str]) -> Command {
+        let mut command = self.command();
+        command.args(options).arg(from).arg(library("a")).args(["-Wl,--strip-debug"]).args(NATIVE);
+        command
+    }
+}
+
+/// A file that a compiler has made.
+#[derive(Debug)]
+pub(crate) struct Made {
+    path: PathBuf,
+    /// Where it does not stay.
+    _dir: Option<TempDir>,
+}
+
+impl Made {
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// Has a command make a file from others, unless one is there that the same command of the same compiler has made
+/// since they changed. Users who may not write where cargo builds have their own for the moment.
+fn make(mut command: Command, source: &Path, from: &[PathBuf]) -> Made {
+    static MAKING: Mutex<BTreeMap<PathBuf, Arc<Mutex<()>>>> = Mutex::new(BTreeMap::new());
+    let version = Command::new(command.get_program()).arg("--version").output();
+    let mut hash = DefaultHasher::new();
+    format!("{command:?}{:?}", version.expect("it is installed").stdout).hash(&mut hash);
+    let stem = source.file_stem().and_then(OsStr::to_str).expect("UTF-8");
+    let name = format!("{stem}-{:016x}", hash.finish());
+    let place = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let path = place.join(&name);
+    let mut making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
+    let own = Arc::clone(making.entry(path.clone()).or_default());
+    drop(making);
+    let _alone = own.lock().unwrap_or_else(PoisonError::into_inner);
+    let changed = |path: &Path| fs::metadata(path).and_then(|data| data.modified());
+    let latest = from.iter().map(|path| changed(path).expect("a source")).max();
+    if changed(&path).is_ok_and(|made| Some(made) > latest) {
+        return Made { path, _dir: None };
+    }
+    let shared = tempfile::tempdir_in(place);
+    let stays = shared.is_ok();
+    let dir = shared.or_else(|_| tempfile::tempdir()).expect("a directory");
+    let new = dir.path().join(&name);
+    succeed(command.arg("-o").arg(&new));
+    if !stays {
+        return Made { path: new, _dir: Some(dir) };
+    }
+    // Whole at once: another user may be about to run it.
+    fs::rename(&new, &path).expect("a place beside it");
+    Made { path, _dir: None }
+}
+
+/// A source of which this is the text, where it stays.
+pub(crate) fn generated(name: &str, text: &str) -> Made {
+    let place = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let path = place.join(name);
+    if fs::read_to_string(&path).is_ok_and(|old| old == text) {
+        return Made { path, _dir: None };
+    }
+    if fs::write(&path, text).is_ok() {
+        return Made { path, _dir: None };
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join(name);
+    fs::write(&path, text).expect("room");
+    Made { path, _dir: Some(dir) }
 }
 
 /// Runs a command that must succeed.
@@ -144,7 +239,8 @@ const KEPT: &str = "leak:farheap::heap::far_arenas\n";
 
 /// Runs a compiled test program; see [`run`].
 pub(crate) fn run_program(program: &Path) {
-    let known = program.with_extension("known");
+    let dir = tempfile::tempdir().expect("a directory");
+    let known = dir.path().join("known");
     std::fs::write(&known, KEPT).expect("room");
     let options = format!("suppressions={}:print_suppressions=0", known.display());
     run(Command::new(program).env("LSAN_OPTIONS", options));
