@@ -54,6 +54,16 @@ fn misuse() {
     test("misuse.c");
 }
 
+/// Not with AddressSanitizer, which has locks of its own at a fork.
+#[test]
+fn early_fork() {
+    if sources_are_readable() {
+        for compiler in installed(C) {
+            run_program(compiler.program(&crate_dir().join("tests/c/early_fork.c"), &[]).path());
+        }
+    }
+}
+
 /// A program of two threads. The span is small: the sanitizer leaves a program little address space.
 const UNDER_TSAN: &str = r#"
 #include "farheap.h"

@@ -10,8 +10,8 @@ use nix::sys::resource::{Resource, getrlimit};
 use nix::unistd::Pid;
 use std::cell::Cell;
 use std::io::Read;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Once, OnceLock};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 
 /// Bytes that a thread of the crate takes: what it touches of its stack, and its C library's part.
@@ -81,12 +81,13 @@ pub(super) fn note_own() {
 /// children is registered, which would be forgotten otherwise: what runs in a child runs in the order of
 /// its registration.
 pub(crate) fn forget_own_in_children() {
-    static WATCH: Once = Once::new();
-    WATCH.call_once(|| {
-        if cfg!(not(miri)) {
-            super::fork::in_forked_children(forget_own);
-        }
-    });
+    // No `Once`: a child that is forked while a thread is in it waits for that thread for ever. Two may register; to
+    // forget twice is to forget.
+    static WATCHED: AtomicBool = AtomicBool::new(false);
+    if cfg!(not(miri)) && !WATCHED.load(Ordering::Acquire) {
+        super::fork::in_forked_children(forget_own);
+        WATCHED.store(true, Ordering::Release); // Pairs with the Acquire above: it is registered.
+    }
 }
 
 /// In a forked child, which has none of them.
