@@ -4,8 +4,9 @@
 //! started this runs the binary once more, for this one test; there the body runs.
 
 use std::fs::File;
-use std::io::Read;
-use std::process::{Command, ExitStatus, Stdio};
+use std::io::{BufRead, BufReader, Lines, Read};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
@@ -26,6 +27,18 @@ impl Ended {
     pub(crate) fn expect_success(&self) {
         assert!(self.status.success(), "the child ended with {}:\n{}", self.status, self.text);
         self.show_skips();
+    }
+
+    /// Fails the test unless one of the signals has ended the child.
+    pub(crate) fn expect_signal(&self, one_of: &[i32]) {
+        let is_right = self.status.signal().is_some_and(|signal| one_of.contains(&signal));
+        assert!(is_right, "the child ended with {}:\n{}", self.status, self.text);
+    }
+
+    /// Fails the test unless the child wrote a line that has all parts.
+    pub(crate) fn expect_said(&self, parts: &[&str]) {
+        let said = self.text.lines().any(|line| parts.iter().all(|part| line.contains(part)));
+        assert!(said, "no line with {parts:?} in:\n{}", self.text);
     }
 
     /// Whether the child skipped itself; passes its `skipped:` line on.
@@ -112,6 +125,23 @@ fn start(
     case: &str,
     prepare: impl FnOnce(&mut Command),
 ) -> Ended {
+    let mut command = command(wrapper, test, case);
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("output");
+    let output = File::create(&path).expect("a file");
+    command.stdout(output.try_clone().expect("a descriptor")).stderr(output);
+    prepare(&mut command);
+    let status = wait(command, test, work + TIME_MAX);
+    let mut text = Vec::new();
+    File::open(&path).and_then(|mut file| file.read_to_end(&mut text)).expect("the output");
+    let text = String::from_utf8_lossy(&text).into_owned();
+    let ran = text.contains("running 1 test");
+    assert!(ran || !status.success(), "there is no test `{test}`:\n{text}");
+    Ended { status, text }
+}
+
+/// This test binary, for a case of one test, as an argument of `wrapper`.
+fn command(wrapper: &[&str], test: &str, case: &str) -> Command {
     let program = std::env::current_exe().expect("the test binary has a path");
     let mut command = match wrapper {
         [] => Command::new(program),
@@ -121,25 +151,41 @@ fn start(
             command
         }
     };
-    let dir = tempfile::tempdir().expect("a directory");
-    let path = dir.path().join("output");
-    let output = File::create(&path).expect("a file");
     command
         .args([path_of(test), "--exact", "--nocapture", "--test-threads=1"])
         .env(CHILD, format!("{test}/{case}"))
         .env("RUST_BACKTRACE", "0")
         .env_remove("FARHEAP_CONF")
-        .stdin(Stdio::null())
-        .stdout(output.try_clone().expect("a descriptor"))
-        .stderr(output);
-    prepare(&mut command);
-    let status = wait(command, test, work + TIME_MAX);
-    let mut text = Vec::new();
-    File::open(&path).and_then(|mut file| file.read_to_end(&mut text)).expect("the output");
-    let text = String::from_utf8_lossy(&text).into_owned();
-    let ran = text.contains("running 1 test");
-    assert!(ran || !status.success(), "there is no test `{test}`:\n{text}");
-    Ended { status, text }
+        .stdin(Stdio::null());
+    command
+}
+
+/// A child that is killed in the middle of its work.
+#[derive(Debug)]
+pub(crate) struct Victim {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Victim {
+    /// Starts a case of a test.
+    pub(crate) fn start(test: &str, case: &str) -> Victim {
+        let mut child = command(&[], test, case).stdout(Stdio::piped()).spawn().expect("starts");
+        let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+        Victim { child, lines }
+    }
+
+    /// The rest of the next line that it prints with a word; `None`: it has ended.
+    pub(crate) fn said(&mut self, word: &str) -> Option<String> {
+        let mut lines = self.lines.by_ref().map_while(Result::ok);
+        lines.find_map(|line| Some(line.split_once(word)?.1.trim().to_owned()))
+    }
+
+    /// Kills it. What it has printed can still be read.
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().expect("a child of this process");
+        self.child.wait().expect("a child of this process");
+    }
 }
 
 fn wait(mut command: Command, test: &str, time_max: Duration) -> ExitStatus {

@@ -246,7 +246,8 @@ fn with_device(name: &'static str, said: &[&str], body: impl FnOnce(&mut Setup))
         body(&mut setup);
     });
     let Some(ended) = ended else { return };
-    ended.expect_success().expect_said(said);
+    ended.expect_success();
+    ended.expect_said(said);
 }
 
 fn error_filter(setup: &Setup, errno: &str, what: &str) -> Vec<String> {

@@ -1,6 +1,7 @@
 //! Children that may die, a SIGBUS handler that parks its thread, and stamped far memory.
 #![expect(unsafe_code, reason = "reads and writes far memory, and handles SIGBUS")]
 
+use crate::common::child::{self, Ended};
 use crate::common::faulty::{FaultControl, FaultyStore};
 use crate::common::{region, watchdog};
 use crate::injector::Injector;
@@ -8,8 +9,6 @@ use farheap::region::{Install, Region, RegionConfig};
 use farheap::store::{MemStore, Store};
 use farheap::{ByteCount, Stats};
 use std::ops::Range;
-use std::os::unix::process::ExitStatusExt;
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
@@ -20,60 +19,19 @@ pub(crate) const HUNG: Duration = Duration::from_secs(600);
 /// The deadline of device requests in cases that pass it.
 pub(crate) const DEADLINE: Duration = Duration::from_millis(200);
 
-const CHILD: &str = "FARHEAP_TEST_CHILD";
-
-/// How a child ended.
-#[derive(Debug)]
-pub(crate) struct Ended {
-    pub(crate) signal: Option<i32>,
-    pub(crate) code: Option<i32>,
-    pub(crate) stderr: String,
-}
-
-impl Ended {
-    pub(crate) fn expect_success(self) -> Ended {
-        assert_eq!((self.code, self.signal), (Some(0), None), "the child said:\n{}", self.stderr);
-        self
-    }
-
-    pub(crate) fn expect_signal(self, one_of: &[i32]) -> Ended {
-        let right = self.signal.is_some_and(|signal| one_of.contains(&signal));
-        assert!(right, "ended by {:?} / {:?}:\n{}", self.signal, self.code, self.stderr);
-        self
-    }
-
-    pub(crate) fn expect_said(self, parts: &[&str]) -> Ended {
-        let said = self.stderr.lines().any(|line| parts.iter().all(|part| line.contains(part)));
-        assert!(said, "no line with {parts:?} in:\n{}", self.stderr);
-        self
-    }
-}
-
-/// Runs `body` in a process of its own, which is this test binary with just `test` (its full
-/// name). `None` where the child skipped itself.
+/// Runs `body` in a process of its own. `None` where the child skipped itself.
 pub(crate) fn in_child(test: &'static str, body: impl FnOnce()) -> Option<Ended> {
-    if std::env::var(CHILD).is_ok_and(|name| name == test) {
+    if child::case(test).is_some() {
         let _watchdog = watchdog(test, HUNG);
         body();
         std::process::exit(0);
     }
-    let output = Command::new(std::env::current_exe().expect("a test binary has a path"))
-        .args([test, "--exact", "--nocapture", "--test-threads=1"])
-        .env(CHILD, test)
-        .stdin(Stdio::null())
-        .output()
-        .expect("the test binary runs");
-    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(stdout.contains("running 1 test"), "{test} is not a test of this binary");
-    if let Some(line) = stdout.lines().find(|line| line.contains("skipped: ")) {
-        println!("{line}");
+    let ended = child::run(test, "", |_| ());
+    if ended.show_skips() {
+        ended.expect_success();
         return None;
     }
-    Some(Ended {
-        signal: output.status.signal(),
-        code: output.status.code(),
-        stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
-    })
+    Some(ended)
 }
 
 // SIGBUS.

@@ -161,7 +161,8 @@ fn without_a_handler_of_the_program_a_lost_page_ends_the_process() {
         far.check(BAD..BAD + 1);
     });
     let Some(ended) = ended else { return };
-    ended.expect_signal(&[libc::SIGBUS]).expect_said(&["farheap: page at 0x", "(EIO)"]);
+    ended.expect_signal(&[libc::SIGBUS]);
+    ended.expect_said(&["farheap: page at 0x", "(EIO)"]);
 }
 
 /// The device does not answer a read. The threads that wait for the reader's page get SIGBUS at the

@@ -97,11 +97,8 @@ fn a_limit_below_what_is_pinned_is_an_error_and_faults_wait() {
         assert_eq!((sigbus_count(), far.stats().poisoned), (0, 0));
     });
     let Some(ended) = ended else { return };
-    ended.expect_success().expect_said(&[
-        "a thread waits",
-        "no page can be evicted",
-        "raise the limit",
-    ]);
+    ended.expect_success();
+    ended.expect_said(&["a thread waits", "no page can be evicted", "raise the limit"]);
 }
 
 #[test]

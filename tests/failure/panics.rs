@@ -12,7 +12,8 @@ const PAGES: usize = 128;
 
 fn expect_told(name: &'static str, body: impl FnOnce()) {
     let Some(ended) = in_child(name, body) else { return };
-    ended.expect_success().expect_said(&["farheap: the store panicked"]);
+    ended.expect_success();
+    ended.expect_said(&["farheap: the store panicked"]);
 }
 
 #[test]
@@ -137,5 +138,6 @@ fn a_store_that_panics_for_ever_ends_the_process() {
         far.expect_healthy();
     });
     let Some(ended) = ended else { return };
-    ended.expect_signal(&[libc::SIGABRT]).expect_said(&["farheap: fatal", "panicked too often"]);
+    ended.expect_signal(&[libc::SIGABRT]);
+    ended.expect_said(&["farheap: fatal", "panicked too often"]);
 }

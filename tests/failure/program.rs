@@ -3,6 +3,7 @@
 #![expect(unsafe_code, reason = "hands far memory to system calls")]
 #![expect(clippy::disallowed_methods, reason = "does what a program does to its own memory")]
 
+use crate::common::child::Ended;
 use crate::harness::{
     Far, WAYS, check_page, config, fill_page, in_child, read_word, stamp, wait_until,
 };
@@ -61,10 +62,10 @@ fn protect(addr: usize, len: usize, access: libc::c_int) {
 }
 
 /// The child ended as it should, without a flood.
-fn expect_few_lines(ended: Option<crate::harness::Ended>) -> Option<crate::harness::Ended> {
+fn expect_few_lines(ended: Option<Ended>) -> Option<Ended> {
     let ended = ended?;
-    let lines = ended.stderr.lines().filter(|line| line.contains("farheap:")).count();
-    assert!(lines <= LINES_MAX, "{lines} lines:\n{}", ended.stderr);
+    let lines = ended.text.lines().filter(|line| line.contains("farheap:")).count();
+    assert!(lines <= LINES_MAX, "{lines} lines:\n{}", ended.text);
     Some(ended)
 }
 
@@ -79,7 +80,8 @@ fn locks(test: &'static str, lock: impl Fn(&Far) -> libc::c_int) {
         });
     });
     let Some(ended) = expect_few_lines(ended) else { return };
-    ended.expect_success().expect_said(&["mlock", "pin"]);
+    ended.expect_success();
+    ended.expect_said(&["mlock", "pin"]);
 }
 
 #[test]
@@ -432,7 +434,8 @@ fn a_process_that_moves_far_memory_ends_with_the_cause() {
         read_word(room as usize);
     });
     if let Some(ended) = expect_few_lines(ended) {
-        ended.expect_signal(&[libc::SIGABRT]).expect_said(&["mremap"]);
+        ended.expect_signal(&[libc::SIGABRT]);
+        ended.expect_said(&["mremap"]);
     }
 }
 
@@ -479,6 +482,7 @@ fn a_process_that_forbids_what_faults_need_ends_with_the_cause() {
         far.check(0..pages);
     });
     if let Some(ended) = expect_few_lines(ended) {
-        ended.expect_signal(&[libc::SIGABRT, libc::SIGBUS]).expect_said(&["errno 1"]);
+        ended.expect_signal(&[libc::SIGABRT, libc::SIGBUS]);
+        ended.expect_said(&["errno 1"]);
     }
 }

@@ -1,9 +1,10 @@
 //! Reads that fail, lie, or come late.
 
+use crate::common::child::Ended;
 use crate::common::{seed, watchdog};
 use crate::harness::{
-    DEADLINE, Ended, Far, HUNG, WAYS, config, in_child, park_on_sigbus, read_word, resume,
-    sigbus_addrs, sigbus_count, stamp, wait_until,
+    DEADLINE, Far, HUNG, WAYS, config, in_child, park_on_sigbus, read_word, resume, sigbus_addrs,
+    sigbus_count, stamp, wait_until,
 };
 use farheap::ByteCount;
 use farheap::region::{FaultMode, Install, RegionConfig};
@@ -181,7 +182,8 @@ pub(crate) fn give_up(far: &Far, threads: Vec<JoinHandle<u64>>) {
 
 pub(crate) fn expect_lost_page(ended: Option<Ended>, cause: &str) {
     let Some(ended) = ended else { return };
-    ended.expect_success().expect_said(&["farheap: page at 0x", cause, "SIGBUS"]);
+    ended.expect_success();
+    ended.expect_said(&["farheap: page at 0x", cause, "SIGBUS"]);
 }
 
 #[test]
@@ -239,7 +241,8 @@ fn without_a_handler_a_lost_page_ends_the_process() {
         println!("{}", read_word(far.addr(BAD)));
     });
     let Some(ended) = ended else { return };
-    ended.expect_signal(&[libc::SIGBUS]).expect_said(&["page at 0x", "(EIO)", "SIGBUS"]);
+    ended.expect_signal(&[libc::SIGBUS]);
+    ended.expect_said(&["page at 0x", "(EIO)", "SIGBUS"]);
 }
 
 /// Breaks all reads by `damage`, expects SIGBUS, heals and expects that nothing else suffered.

@@ -231,5 +231,6 @@ fn memory_that_a_stuck_device_may_still_use_stays_mapped() {
         assert!(again.is_err(), "{again:?} would be overwritten");
     });
     let Some(ended) = ended else { return };
-    ended.expect_success().expect_said(&["has not answered for 10 s"]);
+    ended.expect_success();
+    ended.expect_said(&["has not answered for 10 s"]);
 }

@@ -267,7 +267,8 @@ fn a_hardware_memory_error_ends_the_process_with_a_message() {
         forge(libc::BUS_MCEERR_AR, base + 40);
     });
     let Some(ended) = ended else { return };
-    ended.expect_signal(&[libc::SIGBUS]).expect_said(&["hardware memory error at 0x"]);
+    ended.expect_signal(&[libc::SIGBUS]);
+    ended.expect_said(&["hardware memory error at 0x"]);
 }
 
 #[test]
@@ -279,7 +280,8 @@ fn a_hardware_memory_error_elsewhere_ends_the_process_with_a_message() {
         forge(libc::BUS_MCEERR_AO, base);
     });
     let Some(ended) = ended else { return };
-    ended.expect_signal(&[libc::SIGBUS]).expect_said(&["hardware memory error at 0x"]);
+    ended.expect_signal(&[libc::SIGBUS]);
+    ended.expect_said(&["hardware memory error at 0x"]);
 }
 
 static BUS_SIGNALS: AtomicUsize = AtomicUsize::new(0);

@@ -1,10 +1,11 @@
 //! Write-back that fails, lags, or never ends.
 #![expect(unsafe_code, reason = "takes far memory back")]
 
+use crate::common::child::Ended;
 use crate::common::{seed, watchdog};
 use crate::harness::{
-    DEADLINE, Ended, Far, HUNG, WAYS, config, fill_page, in_child, park_on_sigbus, resume,
-    sigbus_addrs, sigbus_count, stamp, wait_until,
+    DEADLINE, Far, HUNG, WAYS, config, fill_page, in_child, park_on_sigbus, resume, sigbus_addrs,
+    sigbus_count, stamp, wait_until,
 };
 use farheap::Error;
 use farheap::region::Install;
@@ -68,13 +69,10 @@ fn no_write_back(page_kib: u64, install: Install, damage: impl Fn(&Far)) {
 
 fn expect_no_room(ended: Option<Ended>) {
     let Some(ended) = ended else { return };
-    let lines = ended.stderr.lines().count();
-    assert!(lines < 100, "{lines} lines of messages:\n{}", ended.stderr);
-    ended.expect_success().expect_said(&[
-        "farheap: page at 0x",
-        "no page can be evicted",
-        "SIGBUS",
-    ]);
+    let lines = ended.text.lines().count();
+    assert!(lines < 100, "{lines} lines of messages:\n{}", ended.text);
+    ended.expect_success();
+    ended.expect_said(&["farheap: page at 0x", "no page can be evicted", "SIGBUS"]);
 }
 
 fn write_errors(errno: i32) -> impl Fn(&Far) {
@@ -192,7 +190,8 @@ fn a_device_that_never_answers_a_write_ends_in_sigbus_not_in_a_hang() {
         }
     };
     let Some(ended) = in_child(name, body) else { return };
-    ended.expect_success().expect_said(&["does not answer a write", "ETIMEDOUT"]);
+    ended.expect_success();
+    ended.expect_said(&["does not answer a write", "ETIMEDOUT"]);
 }
 
 #[test]
@@ -265,7 +264,8 @@ fn pages_of_a_write_that_never_ends_are_there_without_room_for_a_copy() {
         }
     };
     let Some(ended) = in_child(name, body) else { return };
-    ended.expect_success().expect_said(&["does not answer a write", "ETIMEDOUT"]);
+    ended.expect_success();
+    ended.expect_said(&["does not answer a write", "ETIMEDOUT"]);
 }
 
 /// Memory that is freed and used again while its old content is stuck on the way out.

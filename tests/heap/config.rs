@@ -2,7 +2,7 @@
 //!
 //! Guards: the interface.
 
-use crate::common::child::path_of;
+use crate::common::child::{case, path_of, run};
 use farheap::config::{Builder, FaultMode, Limit, Metadata, UserMode, Wipe};
 use farheap::store::MemStore;
 use farheap::{ByteCount, Config, Error, Heap};
@@ -207,11 +207,10 @@ fn a_text_overlays_what_the_builder_has() {
 }
 
 /// Set for this test's child process, which then prints what it reads.
-const CHILD: &str = "FARHEAP_TEST_PRINT_CONFIG";
-
 #[test]
 fn the_environment_variable_is_read_and_its_absence_means_the_defaults() {
-    if std::env::var_os(CHILD).is_some() {
+    const TEST: &str = "the_environment_variable_is_read_and_its_absence_means_the_defaults";
+    if case(TEST).is_some() {
         match Config::from_env() {
             Ok(config) => println!("read: {config}"),
             Err(error) => println!("refused: {error}"),
@@ -220,12 +219,10 @@ fn the_environment_variable_is_read_and_its_absence_means_the_defaults() {
     }
     // A process of its own per value: changing this one's environment would race other tests.
     let child = |value: Option<&str>| {
-        let mut command = std::process::Command::new(std::env::current_exe().expect("own path"));
-        command.args(["--exact", "--nocapture"]).env(CHILD, "1").env_remove(Config::ENV);
-        command.arg(path_of("the_environment_variable_is_read_and_its_absence_means_the_defaults"));
-        command.envs(value.map(|value| (Config::ENV, value)));
-        let output = command.output().expect("the test binary runs");
-        String::from_utf8(output.stdout).expect("text")
+        let prepare = |command: &mut Command| {
+            command.env_remove(Config::ENV).envs(value.map(|value| (Config::ENV, value)));
+        };
+        run(TEST, "", prepare).text
     };
     let defaults = Config::parse("").expect("defaults").to_string();
     assert!(child(None).contains(&format!("read: {defaults}")));

@@ -2,23 +2,18 @@
 //!
 //! Guards: G7.
 
+use crate::common::child::{Victim, case};
 use farheap::manager::MemoryManager;
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::store::MemStore;
 use farheap::{ByteCount, Error, PageId};
 use farheap_collections::pool::BTree;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
-use std::io::{BufRead, BufReader};
-use std::path::Path;
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Keys that nobody touches after the flush.
 const STABLE: u32 = 4_000;
-
-/// Says to this binary that it is the process to kill, and where its table is.
-const CHILD: &str = "FARHEAP_TEST_CRASH_TABLE";
 
 fn manager() -> Arc<MemoryManager> {
     MemoryManager::start(ByteCount::mib(2)).expect("manager")
@@ -162,9 +157,8 @@ fn a_free_list_whose_pages_were_used_again_before_a_crash_does_not_keep_the_tabl
 }
 
 /// Not a test by itself: the process that [`a_killed_process_leaves_a_table_that_opens`] kills.
-#[test]
-fn child() {
-    let Some(path) = std::env::var_os(CHILD) else { return };
+/// Changes a table for ever.
+fn change_until_killed(path: &str) -> ! {
     let pool = PoolConfig::new().create(path, ByteCount::mib(64), &manager()).expect("pool");
     let tree = load(&pool);
     println!("flushed {}", tree.root().0);
@@ -174,33 +168,22 @@ fn child() {
     }
 }
 
-fn run_and_kill(path: &Path, after: Duration) -> PageId {
-    let mut child = Command::new(std::env::current_exe().expect("this binary"))
-        .args(["--exact", "crash::child", "--nocapture"])
-        .env(CHILD, path)
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("child");
-    let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
-    let root = lines
-        .map_while(Result::ok)
-        .find_map(|line| line.split_once("flushed ")?.1.trim().parse().ok())
-        .expect("the child flushes");
-    // Any moment is a good one to be killed at.
-    std::thread::sleep(after);
-    child.kill().expect("kill");
-    child.wait().expect("killed");
-    PageId(root)
-}
-
 #[test]
 fn a_killed_process_leaves_a_table_that_opens() {
+    const TEST: &str = "a_killed_process_leaves_a_table_that_opens";
+    if let Some(path) = case(TEST) {
+        change_until_killed(&path);
+    }
     let dir = tempfile::tempdir().expect("directory");
     for round in 0..4 {
         let path = dir.path().join(format!("table-{round}"));
-        let root = run_and_kill(&path, Duration::from_millis(5 + 60 * round));
+        let mut child = Victim::start(TEST, path.to_str().expect("UTF-8"));
+        let root = child.said("flushed ").expect("it flushes").parse().expect("a number");
+        // Any moment is a good one to be killed at.
+        std::thread::sleep(Duration::from_millis(5 + 60 * round));
+        child.kill();
         let pool = PoolConfig::new().open(&path, &manager()).expect("opens");
-        let tree = BTree::open(&pool, root);
+        let tree = BTree::open(&pool, PageId(root));
         let found = survivors(&tree);
         println!("{found} of {STABLE} keys are there");
         check_scans(&tree);

@@ -9,15 +9,15 @@
 #[path = "../../examples/engine/engine.rs"]
 mod engine;
 
+use crate::common::child::{Victim, case};
 use crate::common::power::{PowerStore, Replay};
 use crate::common::{Dice, seed};
 use engine::{Engine, Medium};
 use farheap::ByteCount;
 use farheap::store::BlockStore;
 use std::collections::BTreeMap;
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, Write};
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,10 +30,6 @@ const MORE_KILLS: &str = "FARHEAP_TEST_KILLS";
 /// Moments at which the power is cut.
 const CUTS: u64 = 100;
 const MORE_CUTS: &str = "FARHEAP_TEST_CUTS";
-
-/// Says to this binary that it is the process to kill, where its store is, and the seed.
-const CHILD_DIR: &str = "FARHEAP_TEST_ENGINE_DIR";
-const CHILD_SEED: &str = "FARHEAP_TEST_ENGINE_SEED";
 
 const LIMIT: ByteCount = ByteCount::mib(2);
 const COUNTER: &[u8] = b"counter";
@@ -222,43 +218,43 @@ fn open_files(dir: &Path) -> Engine {
 }
 
 /// Not a test by itself: the process that [`a_killed_process_leaves_what_was_committed`] kills.
-#[test]
-fn child() {
-    let Some(dir) = std::env::var_os(CHILD_DIR) else { return };
-    let seed = std::env::var(CHILD_SEED).expect("set").parse().expect("a number");
-    let engine = open_files(Path::new(&dir));
+/// Commits transactions for ever.
+fn commit_until_killed(dir: &str, seed: u64) -> ! {
+    let engine = open_files(Path::new(dir));
     for number in counted(&engine) + 1.. {
         commit(&engine, seed, number).expect("committed");
         println!("committed {number}");
         io::stdout().flush().expect("a pipe");
     }
+    unreachable!("a number for each transaction");
 }
 
 /// Runs the child and kills it a while after `commits` transactions; returns the last one that it
 /// acknowledged.
 fn run_and_kill(dir: &Path, seed: u64, commits: u64, after: Duration) -> u64 {
-    let mut child = Command::new(std::env::current_exe().expect("this binary"))
-        .args(["--exact", "crashed_engine::child", "--nocapture"])
-        .env(CHILD_DIR, dir)
-        .env(CHILD_SEED, seed.to_string())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("child");
-    let out = BufReader::new(child.stdout.take().expect("piped"));
-    let mut committed = out.lines().map_while(Result::ok).filter_map(|line| {
-        let number = line.split_once("committed ")?.1.trim().parse::<u64>();
-        number.ok()
-    });
-    let before = committed.by_ref().take(commits as usize).last();
+    let mut child = Victim::start(KILLED, &format!("{seed} {}", dir.display()));
+    let next = |child: &mut Victim| child.said("committed ").map(|number| number.parse().ok());
+    let mut acknowledged = 0;
+    for _ in 0..commits {
+        acknowledged = next(&mut child).flatten().max(Some(acknowledged)).unwrap_or(0);
+    }
     std::thread::sleep(after);
-    child.kill().expect("kill");
-    child.wait().expect("killed");
+    child.kill();
     // A line that was cut off has fewer digits: a smaller number.
-    committed.last().max(before).unwrap_or(0)
+    while let Some(number) = next(&mut child) {
+        acknowledged = number.max(Some(acknowledged)).unwrap_or(0);
+    }
+    acknowledged
 }
+
+const KILLED: &str = "a_killed_process_leaves_what_was_committed";
 
 #[test]
 fn a_killed_process_leaves_what_was_committed() {
+    if let Some(case) = case(KILLED) {
+        let (seed, dir) = case.split_once(' ').expect("both");
+        commit_until_killed(dir, seed.parse().expect("a number"));
+    }
     let seed = seed("kills of the engine");
     let mut dice = Dice::new(seed);
     let dir = tempfile::tempdir().expect("directory");

@@ -4,7 +4,7 @@
 
 #![expect(unsafe_code, reason = "reads and writes far memory and stores through raw pointers")]
 
-use crate::common::child::path_of;
+use crate::common::child::{case, run};
 use crate::common::faulty::FaultyStore;
 use crate::common::{mem_store, region, watchdog};
 use farheap::region::{Install, Region, RegionConfig};
@@ -12,7 +12,6 @@ use farheap::store::{
     BlockStore, Completion, EncryptedStore, MemStore, Op, Request, Segment, Store, Wipe,
 };
 use farheap::{ByteCount, Error};
-use std::os::unix::process::ExitStatusExt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -101,29 +100,20 @@ fn encrypted_pages_of_every_size_and_path_come_back() {
     }
 }
 
-/// Set for the child process that touches a page that was tampered with.
-const CHILD: &str = "FARHEAP_TEST_TOUCH_TAMPERED";
-
 #[test]
 fn touching_a_page_that_was_tampered_with_is_sigbus_and_not_wrong_data() {
-    if std::env::var_os(CHILD).is_some() {
-        touch_tampered();
+    const TEST: &str = "touching_a_page_that_was_tampered_with_is_sigbus_and_not_wrong_data";
+    if case(TEST).is_some() {
+        return touch_tampered();
+    }
+    let ended = run(TEST, "", |_| ());
+    if ended.show_skips() {
         return;
     }
-    let mut command = std::process::Command::new(std::env::current_exe().expect("own path"));
-    command.args(["--exact", "--nocapture"]).env(CHILD, "1");
-    command.arg(path_of("touching_a_page_that_was_tampered_with_is_sigbus_and_not_wrong_data"));
-    let output = command.output().expect("the test binary runs");
-    let (stdout, stderr) =
-        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    if stdout.contains("skipped: ") {
-        println!("skipped: userfaultfd is not permitted here");
-        return;
-    }
-    assert_eq!(output.status.signal(), Some(7), "not SIGBUS: {stdout}{stderr}");
-    assert!(stdout.contains("untouched pages are fine"), "{stdout}");
-    assert!(!stdout.contains("read back"), "{stdout}");
-    assert!(stderr.contains("checksum mismatch in slot"), "{stderr}");
+    ended.expect_signal(&[libc::SIGBUS]);
+    ended.expect_said(&["untouched pages are fine"]);
+    ended.expect_said(&["checksum mismatch in slot"]);
+    assert!(!ended.text.contains("read back"), "{}", ended.text);
 }
 
 fn touch_tampered() {

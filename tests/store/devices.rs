@@ -3,6 +3,7 @@
 #![expect(unsafe_code, reason = "discards ranges of stores")]
 
 use super::*;
+use crate::common::child::{Victim, case};
 
 /// A loop device; detached when dropped.
 struct LoopDevice(PathBuf);
@@ -196,8 +197,8 @@ fn a_partition_of_a_loop_device_lies_on_its_file() {
 #[test]
 fn a_device_whose_user_was_just_killed_is_taken_again() {
     const ROUNDS: u32 = 40;
-    let test = "devices::a_device_whose_user_was_just_killed_is_taken_again";
-    if let Some(path) = std::env::var_os("FARHEAP_TEST_KILLED") {
+    const TEST: &str = "a_device_whose_user_was_just_killed_is_taken_again";
+    if let Some(path) = case(TEST) {
         // The child: keeps the device's ring busy until it is killed.
         let store = BlockStore::scratch(path, None, false).expect("free");
         let mut queue = store.open_queue(32).expect("queue");
@@ -212,18 +213,9 @@ fn a_device_whose_user_was_just_killed_is_taken_again() {
     let Some(device) = LoopDevice::attach(&backing, &["--direct-io=on"]) else { return };
     for round in 0..ROUNDS {
         let running = CHILD.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut child = Command::new(std::env::current_exe().expect("a path"))
-            .args([test, "--exact", "--nocapture"])
-            .env("FARHEAP_TEST_KILLED", &device.0)
-            .stdout(std::process::Stdio::piped())
-            .spawn()
-            .expect("starts");
-        let said = std::io::BufReader::new(child.stdout.take().expect("piped"));
-        let works = std::io::BufRead::lines(said)
-            .map_while(Result::ok)
-            .any(|line| line.contains("at work"));
-        child.kill().expect("a child of this process");
-        child.wait().expect("a child of this process");
+        let mut child = Victim::start(TEST, device.0.to_str().expect("UTF-8"));
+        let works = child.said("at work").is_some();
+        child.kill();
         assert!(works, "round {round}");
         let store = BlockStore::scratch(&device.0, None, false);
         store.unwrap_or_else(|error| panic!("round {round}: {error}"));
