@@ -1,4 +1,4 @@
-//! Processes that are stopped for longer than their deadlines: nothing is lost, nobody gives up.
+//! A process that is stopped for longer than its deadlines: nothing is lost, nobody gives up.
 
 use crate::common::mem_store;
 use crate::harness::{Far, config, in_child, stamp, wait_until};
@@ -8,6 +8,7 @@ use farheap::pool::PoolConfig;
 use farheap::region::{FaultMode, Install};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 /// Of a latch, a charge, a device request.
@@ -22,69 +23,102 @@ fn stop() {
     assert!(status.expect("there is a shell").success());
 }
 
-/// A reader waits for a page while the process is stopped; the writer then lets go of it at once.
+/// The stop that all cases share.
+struct Stop {
+    /// Dropped when the case waits for something.
+    ready: Sender<()>,
+    over: Receiver<()>,
+}
+
+impl Stop {
+    /// Has the process stopped once all cases are here, or have failed; returns when it goes on.
+    fn pass(self) {
+        drop(self.ready);
+        self.over.recv().expect_err("nothing is sent");
+    }
+}
+
 #[test]
-fn a_latch_is_waited_for_in_time_that_the_process_has() {
-    let name = "stops::a_latch_is_waited_for_in_time_that_the_process_has";
+fn whatever_is_waited_for_is_waited_for_in_time_that_the_process_has() {
+    let name = "stops::whatever_is_waited_for_is_waited_for_in_time_that_the_process_has";
+    let cases: [fn(Stop); 6] = [
+        latch,
+        memory,
+        |stop| read(stop, FaultMode::default()),
+        |stop| read(stop, FaultMode::InThread),
+        |stop| room(stop, Install::Auto),
+        |stop| room(stop, Install::Copy),
+    ];
     let body = || {
-        let manager = MemoryManager::start(ByteCount::mib(16)).expect("a manager");
-        let config = PoolConfig::new().deadline(DEADLINE);
-        let pool = config.create_on(mem_store(ByteCount::mib(64)), &manager).expect("a pool");
-        let page = pool.allocate().expect("a page");
-        let id = page.id();
-        let waits = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            let reader = scope.spawn(|| {
-                waits.store(true, Ordering::Release);
-                pool.fix_shared(id).map(|_| ())
+            let (ready, waited_for) = channel();
+            let ends = cases.map(|case| {
+                let (end, over) = channel();
+                let ready = ready.clone();
+                scope.spawn(move || case(Stop { ready, over }));
+                end
             });
-            wait_until("the reader", || waits.load(Ordering::Acquire));
-            std::thread::sleep(Duration::from_millis(100));
+            drop(ready);
+            waited_for.recv().expect_err("nothing is sent");
             stop();
-            drop(page);
-            reader.join().expect("a result").expect("the page is free");
+            drop(ends);
         });
     };
     let Some(ended) = in_child(name, body) else { return };
     ended.expect_success();
+}
+
+/// A reader waits for a page while the process is stopped; the writer then lets go of it at once.
+fn latch(stop: Stop) {
+    let manager = MemoryManager::start(ByteCount::mib(16)).expect("a manager");
+    let config = PoolConfig::new().deadline(DEADLINE);
+    let pool = config.create_on(mem_store(ByteCount::mib(64)), &manager).expect("a pool");
+    let page = pool.allocate().expect("a page");
+    let id = page.id();
+    let waits = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            waits.store(true, Ordering::Release);
+            pool.fix_shared(id).map(|_| ())
+        });
+        wait_until("the reader", || waits.load(Ordering::Acquire));
+        std::thread::sleep(Duration::from_millis(100));
+        stop.pass();
+        drop(page);
+        reader.join().expect("a result").expect("the page is free");
+    });
 }
 
 /// A charge waits for memory while the process is stopped; it is given back right after.
-#[test]
-fn memory_is_waited_for_in_time_that_the_process_has() {
-    let name = "stops::memory_is_waited_for_in_time_that_the_process_has";
-    let body = || {
-        let manager = MemoryManager::start(ByteCount::mib(16)).expect("a manager");
-        manager.set_deadline(DEADLINE);
-        let account = manager.temporary();
-        let held = ByteCount::mib(15);
-        manager.charge(account, held).expect("it is free");
-        let waits = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            let charge = scope.spawn(|| {
-                waits.store(true, Ordering::Release);
-                manager.charge(account, held)
-            });
-            wait_until("the charge", || waits.load(Ordering::Acquire));
-            std::thread::sleep(Duration::from_millis(100));
-            stop();
-            account.uncharge(held);
-            charge.join().expect("a result").expect("there is memory");
+fn memory(stop: Stop) {
+    let manager = MemoryManager::start(ByteCount::mib(16)).expect("a manager");
+    manager.set_deadline(DEADLINE);
+    let account = manager.temporary();
+    let held = ByteCount::mib(15);
+    manager.charge(account, held).expect("it is free");
+    let waits = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let charge = scope.spawn(|| {
+            waits.store(true, Ordering::Release);
+            manager.charge(account, held)
         });
-    };
-    let Some(ended) = in_child(name, body) else { return };
-    ended.expect_success();
+        wait_until("the charge", || waits.load(Ordering::Acquire));
+        std::thread::sleep(Duration::from_millis(100));
+        stop.pass();
+        account.uncharge(held);
+        charge.join().expect("a result").expect("there is memory");
+    });
 }
 
 /// Threads wait for a device that does not answer, while the process is stopped; it answers then.
-fn stop_under_reads(mode: FaultMode) {
+fn read(stop: Stop, mode: FaultMode) {
     let config = config(4, Install::Auto).mode(mode).deadline(DEADLINE);
     let Some(far) = Far::new(config, PAGES, 1) else { return };
     far.store(0..PAGES);
     far.control.pause();
     let threads: Vec<_> = (0..8).map(|n| (n, far.touch(n))).collect();
     std::thread::sleep(Duration::from_millis(100));
-    stop();
+    stop.pass();
     far.control.release();
     for (page, thread) in threads {
         assert_eq!(thread.join().expect("the page is there"), stamp(page));
@@ -93,40 +127,18 @@ fn stop_under_reads(mode: FaultMode) {
     far.expect_healthy();
 }
 
-#[test]
-fn a_read_is_waited_for_in_time_that_the_process_has() {
-    let name = "stops::a_read_is_waited_for_in_time_that_the_process_has";
-    let Some(ended) = in_child(name, || stop_under_reads(FaultMode::default())) else { return };
-    ended.expect_success();
-}
-
-#[test]
-fn a_read_is_waited_for_in_time_that_the_process_has_in_thread() {
-    let name = "stops::a_read_is_waited_for_in_time_that_the_process_has_in_thread";
-    let Some(ended) = in_child(name, || stop_under_reads(FaultMode::InThread)) else { return };
-    ended.expect_success();
-}
-
 /// A thread waits for room that writes would make, while the process is stopped; they end then.
-#[test]
-fn room_is_waited_for_in_time_that_the_process_has() {
-    let name = "stops::room_is_waited_for_in_time_that_the_process_has";
-    let body = || {
-        for install in [Install::Auto, Install::Copy] {
-            let config = config(4, install).deadline(DEADLINE);
-            let pages = 3 * (config.limit.0 / config.page.0) as usize;
-            let Some(far) = Far::new(config, pages, 1) else { return };
-            far.control.pause();
-            std::thread::scope(|scope| {
-                scope.spawn(|| far.fill(0..pages));
-                wait_until("a thread without room", || far.stats().faults_starved > 0);
-                stop();
-                far.control.release();
-            });
-            far.check(0..pages);
-            assert_eq!((far.stats().poisoned, far.stats().write_errors), (0, 0), "{install:?}");
-        }
-    };
-    let Some(ended) = in_child(name, body) else { return };
-    ended.expect_success();
+fn room(stop: Stop, install: Install) {
+    let config = config(4, install).deadline(DEADLINE);
+    let pages = 3 * (config.limit.0 / config.page.0) as usize;
+    let Some(far) = Far::new(config, pages, 1) else { return };
+    far.control.pause();
+    std::thread::scope(|scope| {
+        scope.spawn(|| far.fill(0..pages));
+        wait_until("a thread without room", || far.stats().faults_starved > 0);
+        stop.pass();
+        far.control.release();
+    });
+    far.check(0..pages);
+    assert_eq!((far.stats().poisoned, far.stats().write_errors), (0, 0), "{install:?}");
 }
