@@ -1,8 +1,6 @@
 //! What a process has resident at its peak, against its limit.
 
-mod common;
-
-use common::{compile, end, permitted, run};
+use crate::common::{compile, end, permitted, run};
 
 /// The limit of the programs here.
 const LIMIT_MIB: u64 = 256;
@@ -11,7 +9,7 @@ const LIMIT_MIB: u64 = 256;
 fn peak(mode: &str, far_mib: u64, local_mib: u64) -> Option<u64> {
     let dir = tempfile::tempdir().expect("a directory");
     let program = dir.path().join("peak");
-    if !permitted() || !compile("gcc", &[], include_str!("c/peak.c"), &program) {
+    if !permitted() || !compile("gcc", &[], include_str!("../c/peak.c"), &program) {
         return None;
     }
     let mut command = run(&["--limit", &format!("{LIMIT_MIB}MiB"), "--stats"]);
@@ -44,10 +42,10 @@ fn memory_mapped_in_small_pieces_keeps_the_process_within_its_limit() {
 }
 
 /// Memory that is never malloc's, of a program that says when it was told: in `mode`, with these options.
-fn over(mode: &str, options: &[&str]) -> Option<common::Ended> {
+fn over(mode: &str, options: &[&str]) -> Option<crate::common::Ended> {
     let dir = tempfile::tempdir().expect("a directory");
     let program = dir.path().join("over");
-    if !permitted() || !compile("gcc", &[], include_str!("c/over.c"), &program) {
+    if !permitted() || !compile("gcc", &[], include_str!("../c/over.c"), &program) {
         return None;
     }
     let options = [&["--limit", "32MiB"], options].concat();

@@ -1,8 +1,6 @@
 //! The functions of the malloc family, called by programs in C and C++.
 
-mod common;
-
-use common::{compile, end, installed, permitted, run};
+use crate::common::{compile, end, installed, permitted, run};
 use std::path::Path;
 
 /// Runs a compiled program under a limit that it exceeds; it says that all was right.
@@ -19,7 +17,7 @@ fn the_malloc_family_is_as_the_c_library_documents_it() {
     let dir = tempfile::tempdir().expect("a directory");
     let program = dir.path().join("family");
     let options = ["-fno-builtin", "-Wno-error"];
-    if permitted() && compile("gcc", &options, include_str!("c/family.c"), &program) {
+    if permitted() && compile("gcc", &options, include_str!("../c/family.c"), &program) {
         expect_right(&program, None, dir.path());
         let mut checked = run(&["--limit", "48MiB", "--config", "check:on"]);
         let ended = end(checked.arg(&program), dir.path());
@@ -36,7 +34,7 @@ fn the_malloc_family_is_as_the_c_library_documents_it() {
 fn memory_that_a_program_maps_is_taken_back_in_parts_moved_and_protected() {
     let dir = tempfile::tempdir().expect("a directory");
     let program = dir.path().join("mapping");
-    if permitted() && compile("gcc", &[], include_str!("c/mapping.c"), &program) {
+    if permitted() && compile("gcc", &[], include_str!("../c/mapping.c"), &program) {
         expect_right(&program, None, dir.path());
     }
 }
@@ -45,7 +43,7 @@ fn memory_that_a_program_maps_is_taken_back_in_parts_moved_and_protected() {
 fn what_a_program_maps_in_place_of_what_it_unmapped_is_its_own() {
     let dir = tempfile::tempdir().expect("a directory");
     let program = dir.path().join("over");
-    if !permitted() || !compile("gcc", &[], include_str!("c/holes.c"), &program) {
+    if !permitted() || !compile("gcc", &[], include_str!("../c/holes.c"), &program) {
         return;
     }
     // With little address space that can be far all of it is used, up to both ends.
@@ -62,7 +60,7 @@ fn what_a_program_maps_in_place_of_what_it_unmapped_is_its_own() {
 fn memory_that_a_program_reserves_without_access_is_far_when_it_is_opened() {
     let dir = tempfile::tempdir().expect("a directory");
     let program = dir.path().join("reserved");
-    if permitted() && compile("gcc", &[], include_str!("c/reserved.c"), &program) {
+    if permitted() && compile("gcc", &[], include_str!("../c/reserved.c"), &program) {
         let ended = end(run(&["--limit", "24MiB", "--stats"]).arg(&program), dir.path());
         assert_eq!(
             (ended.status.code(), ended.out.as_str()),
@@ -79,7 +77,7 @@ fn memory_that_a_program_reserves_without_access_is_far_when_it_is_opened() {
 fn what_a_program_drops_reads_as_zero_whether_it_had_left_or_not() {
     let dir = tempfile::tempdir().expect("a directory");
     let program = dir.path().join("advice");
-    if permitted() && compile("gcc", &[], include_str!("c/advice.c"), &program) {
+    if permitted() && compile("gcc", &[], include_str!("../c/advice.c"), &program) {
         expect_right(&program, None, dir.path());
     }
 }
@@ -88,7 +86,7 @@ fn what_a_program_drops_reads_as_zero_whether_it_had_left_or_not() {
 fn a_program_that_closes_what_it_does_not_know_keeps_its_far_memory() {
     let dir = tempfile::tempdir().expect("a directory");
     let program = dir.path().join("descriptors");
-    if !permitted() || !compile("gcc", &[], include_str!("c/descriptors.c"), &program) {
+    if !permitted() || !compile("gcc", &[], include_str!("../c/descriptors.c"), &program) {
         return;
     }
     expect_right(&program, None, dir.path());
@@ -102,7 +100,7 @@ fn a_program_that_closes_what_it_does_not_know_keeps_its_far_memory() {
 fn a_process_ends_with_the_last_thread_of_the_program() {
     let dir = tempfile::tempdir().expect("a directory");
     let program = dir.path().join("last_thread");
-    if permitted() && compile("gcc", &[], include_str!("c/last_thread.c"), &program) {
+    if permitted() && compile("gcc", &[], include_str!("../c/last_thread.c"), &program) {
         let ended = end(run(&["--limit", "32MiB"]).arg(&program), dir.path());
         let said = (ended.status.code(), ended.out.as_str());
         assert_eq!(said, (Some(0), "right\n"), "{}: {}", ended.status, ended.errors);
@@ -113,7 +111,7 @@ fn a_process_ends_with_the_last_thread_of_the_program() {
 fn threads_end_while_what_the_kernel_needs_for_that_has_left() {
     let dir = tempfile::tempdir().expect("a directory");
     let program = dir.path().join("threads_end");
-    if permitted() && compile("gcc", &[], include_str!("c/threads_end.c"), &program) {
+    if permitted() && compile("gcc", &[], include_str!("../c/threads_end.c"), &program) {
         let ended = end(run(&["--limit", "24MiB", "--stats"]).arg(&program), dir.path());
         let said = (ended.status.code(), ended.out.as_str());
         assert_eq!(said, (Some(0), "right\n"), "{}: {}", ended.status, ended.errors);
@@ -124,7 +122,7 @@ fn threads_end_while_what_the_kernel_needs_for_that_has_left() {
 fn a_program_that_locks_all_of_its_memory_keeps_to_the_limit() {
     let dir = tempfile::tempdir().expect("a directory");
     let program = dir.path().join("locked");
-    if permitted() && compile("gcc", &[], include_str!("c/locked.c"), &program) {
+    if permitted() && compile("gcc", &[], include_str!("../c/locked.c"), &program) {
         expect_right(&program, None, dir.path());
     }
 }
@@ -133,7 +131,7 @@ fn a_program_that_locks_all_of_its_memory_keeps_to_the_limit() {
 fn what_jemalloc_has_beside_the_family_may_be_mixed_with_it() {
     let dir = tempfile::tempdir().expect("a directory");
     let program = dir.path().join("extended");
-    if permitted() && compile("gcc", &["-fno-builtin"], include_str!("c/extended.c"), &program) {
+    if permitted() && compile("gcc", &["-fno-builtin"], include_str!("../c/extended.c"), &program) {
         expect_right(&program, None, dir.path());
     }
 }
@@ -143,7 +141,7 @@ fn the_operators_of_cpp_are_served() {
     let dir = tempfile::tempdir().expect("a directory");
     let program = dir.path().join("operators");
     let options = ["-std=c++17", "-fsized-deallocation", "-Wno-error"];
-    if permitted() && compile("g++", &options, include_str!("c/operators.cpp"), &program) {
+    if permitted() && compile("g++", &options, include_str!("../c/operators.cpp"), &program) {
         expect_right(&program, None, dir.path());
     }
 }
@@ -154,7 +152,7 @@ fn libraries_with_thread_local_variables_are_loaded_while_threads_run() {
     let (program, library) = (dir.path().join("variables"), dir.path().join("variable0.so"));
     let text = "static __thread int variable = 5; int *place(void) { return &variable; }";
     if !permitted()
-        || !compile("gcc", &[], include_str!("c/variables.c"), &program)
+        || !compile("gcc", &[], include_str!("../c/variables.c"), &program)
         || !compile("gcc", &["-shared", "-fPIC"], text, &library)
     {
         return;
@@ -170,7 +168,7 @@ fn libraries_with_thread_local_variables_are_loaded_while_threads_run() {
 fn nothing_is_written_to_a_file_that_has_the_number_of_standard_error() {
     let dir = tempfile::tempdir().expect("a directory");
     let program = dir.path().join("standard_error");
-    if !permitted() || !compile("gcc", &[], include_str!("c/standard_error.c"), &program) {
+    if !permitted() || !compile("gcc", &[], include_str!("../c/standard_error.c"), &program) {
         return;
     }
     let data = dir.path().join("data");

@@ -1,50 +1,22 @@
 //! Moving pages allocates nothing: a thread that serves page faults must not wait for the heap.
 
-#![expect(unsafe_code, reason = "counts allocations and hands buffers to queues")]
+#![expect(unsafe_code, reason = "hands buffers to queues")]
 
-#[path = "common/faulty.rs"]
-mod faulty;
-
+use crate::allocations_of_this_thread;
+use crate::common::faulty::FaultyStore;
 use farheap::ByteCount;
 use farheap::store::{
     BlockStore, EncryptedStore, IoEngine, MemStore, Op, Queue, Request, Segment, Store,
 };
-use faulty::FaultyStore;
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-/// The system's allocator, counting per thread.
-struct Counting;
-
-// SAFETY: passes every call on to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: as the caller promises.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: as the caller promises; `alloc` had it from the same allocator.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
 
 #[repr(align(4096))]
 struct Page([u8; 4096]);
 
 /// Writes, reads and fails requests, looks and times out; returns the allocations that took.
 fn allocations_of_transfers(store: &dyn Store, queue: &mut dyn Queue, page: &mut Page) -> u64 {
-    let before = ALLOCATIONS.get();
+    let before = allocations_of_this_thread();
     let mut reported = 0;
     for round in 0..64 {
         let op = if round % 2 == 0 { Op::Write } else { Op::Read };
@@ -65,7 +37,7 @@ fn allocations_of_transfers(store: &dyn Store, queue: &mut dyn Queue, page: &mut
     // SAFETY: nobody else uses the store.
     unsafe { store.discard(0, 4096) }.expect("discard");
     assert_eq!(reported, 64);
-    ALLOCATIONS.get() - before
+    allocations_of_this_thread() - before
 }
 
 #[test]

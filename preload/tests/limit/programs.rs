@@ -1,8 +1,6 @@
 //! Programs that nobody recompiles: the same answers as on their own memory, with less of it.
 
-mod common;
-
-use common::{compile, end, installed, permitted, run, static_library};
+use crate::common::{compile, end, installed, permitted, run, static_library};
 use std::path::Path;
 use std::process::Command;
 
@@ -169,7 +167,7 @@ fn a_program_with_a_malloc_of_its_own_keeps_it_and_is_told_so() {
     let dir = tempfile::tempdir().expect("a directory");
     let program = dir.path().join("own_malloc");
     let options = ["-fno-builtin"];
-    if permitted() && compile("gcc", &options, include_str!("c/own_malloc.c"), &program) {
+    if permitted() && compile("gcc", &options, include_str!("../c/own_malloc.c"), &program) {
         expect_local(&program, &[], dir.path());
     }
 }

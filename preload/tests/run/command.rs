@@ -1,8 +1,6 @@
 //! `farheap run` as a command: what it passes on, what it refuses.
 
-mod common;
-
-use common::{REFUSED, compile, end, installed, permitted, run};
+use crate::common::{REFUSED, compile, end, installed, permitted, run};
 use std::os::unix::process::ExitStatusExt;
 
 #[test]
@@ -74,7 +72,7 @@ fn a_program_with_damaged_headers_cannot_be_executed() {
         std::fs::write(&content_at, content).expect("room");
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         std::fs::set_permissions(&content_at, mode).expect("its mode");
-        common::copy_program(&content_at, &path);
+        crate::common::copy_program(&content_at, &path);
         let ended = end(run(&["--limit", "16MiB"]).arg(&path), dir.path());
         assert_eq!(ended.status.code(), Some(126), "{name}: {ended:?}");
         assert!(ended.errors.contains("the headers of the file are damaged"), "{name}: {ended:?}");
@@ -85,7 +83,7 @@ fn a_program_with_damaged_headers_cannot_be_executed() {
 fn programs_that_cannot_take_the_library_are_refused_by_name() {
     let dir = tempfile::tempdir().expect("a directory");
     let source = "int main(void) { return 0; }";
-    for (compiler, option, reason) in common::WITHOUT_LIBRARY {
+    for (compiler, option, reason) in crate::common::WITHOUT_LIBRARY {
         let program = dir.path().join("program");
         if !compile(compiler, &[option], source, &program) {
             continue;
@@ -103,7 +101,7 @@ fn a_library_that_is_not_there_is_named_with_the_way_to_build_it() {
     }
     let dir = tempfile::tempdir().expect("a directory");
     let copy = dir.path().join("farheap");
-    common::copy_program(&common::farheap(), &copy);
+    crate::common::copy_program(&crate::common::farheap(), &copy);
     let mut command = std::process::Command::new(copy);
     let ended =
         end(command.args(["run", "true"]).env_remove("FARHEAP_PRELOAD_LIBRARY"), dir.path());
@@ -116,7 +114,7 @@ fn a_path_that_the_loader_would_split_is_refused() {
     for name in ["with blank", "with:colon"] {
         let dir = tempfile::Builder::new().prefix(name).tempdir().expect("a directory");
         let copy = dir.path().join("libfarheap_preload.so");
-        std::fs::copy(common::library(), &copy).expect("room");
+        std::fs::copy(crate::common::library(), &copy).expect("room");
         let ended = end(run(&[]).arg("true").env("FARHEAP_PRELOAD_LIBRARY", &copy), dir.path());
         assert_eq!(ended.status.code(), Some(REFUSED), "{ended:?}");
         assert!(ended.errors.contains("a blank or a colon"), "{}", ended.errors);
@@ -132,7 +130,7 @@ fn a_program_with_capabilities_is_refused_to_a_user_without() {
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(dir.path(), open).expect("its mode");
     let program = dir.path().join("capable");
-    common::copy_program("/bin/true".as_ref(), &program);
+    crate::common::copy_program("/bin/true".as_ref(), &program);
     let mut setcap = std::process::Command::new("setcap");
     if !end(setcap.arg("cap_net_raw+ep").arg(&program), dir.path()).status.success() {
         return println!("skipped: capabilities may not be set here");
@@ -141,7 +139,7 @@ fn a_program_with_capabilities_is_refused_to_a_user_without() {
     let mut command = std::process::Command::new("setpriv");
     let nobody = ["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"];
     command.args(nobody).arg(far.get_program()).args(far.get_args()).arg(&program);
-    let ended = end(command.env("FARHEAP_PRELOAD_LIBRARY", common::library()), dir.path());
+    let ended = end(command.env("FARHEAP_PRELOAD_LIBRARY", crate::common::library()), dir.path());
     assert_eq!(ended.status.code(), Some(REFUSED), "{ended:?}");
     assert!(ended.errors.contains("it has capabilities"), "{}", ended.errors);
 }
@@ -217,7 +215,7 @@ fn programs_that_cannot_take_the_library_are_started_without_it() {
     }
     let dir = tempfile::tempdir().expect("a directory");
     let starts = dir.path().join("starts");
-    if !compile("gcc", &[], include_str!("c/starts.c"), &starts) {
+    if !compile("gcc", &[], include_str!("../c/starts.c"), &starts) {
         return;
     }
     let source = r#"
@@ -244,7 +242,7 @@ fn programs_that_cannot_take_the_library_are_started_without_it() {
     };
     assert!(compile("gcc", &[], source, &dir.path().join("plain")));
     assert_eq!(try_all("plain", "with", "program"), "");
-    for (n, (compiler, option, reason)) in common::WITHOUT_LIBRARY.into_iter().enumerate() {
+    for (n, (compiler, option, reason)) in crate::common::WITHOUT_LIBRARY.into_iter().enumerate() {
         let name = format!("program{n}");
         if !compile(compiler, &[option], source, &dir.path().join(&name)) {
             continue;
@@ -254,7 +252,7 @@ fn programs_that_cannot_take_the_library_are_started_without_it() {
         std::fs::write(&content, format!("#!{}/{name} -\n", dir.path().display())).expect("room");
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         std::fs::set_permissions(&content, mode).expect("its mode");
-        common::copy_program(&content, &dir.path().join(&script));
+        crate::common::copy_program(&content, &dir.path().join(&script));
         for (name, kind) in [(name, "program"), (script, "script")] {
             let errors = try_all(&name, "without", kind);
             assert_eq!(errors.matches("is started without far memory").count(), 1, "{errors}");
@@ -313,7 +311,7 @@ fn frees_that_are_wrong_end_the_program_with_address_and_cause() {
     let dir = tempfile::tempdir().expect("a directory");
     let program = dir.path().join("wrong");
     let options = ["-fno-builtin", "-Wno-error"];
-    if !permitted() || !compile("gcc", &options, include_str!("c/wrong_free.c"), &program) {
+    if !permitted() || !compile("gcc", &options, include_str!("../c/wrong_free.c"), &program) {
         return;
     }
     // With `check:on`, and whether without it.

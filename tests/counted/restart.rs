@@ -1,41 +1,10 @@
 //! Starting and stopping the far heap again and again: what each round leaves behind.
 
-#![expect(unsafe_code, reason = "counts the bytes that the program has allocated")]
-
-mod common;
-
+use crate::bytes_allocated;
+use crate::common::child::alone;
+use crate::common::heap;
 use allocator_api2::vec::Vec as FarVec;
-use common::child::alone;
-use common::heap;
 use farheap::Far;
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicU64, Ordering};
-
-/// Bytes allocated and not freed.
-static ALLOCATED: AtomicU64 = AtomicU64::new(0);
-
-struct Counting;
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
-
-// SAFETY: all calls are passed on as they are.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: as the caller promises.
-        let ptr = unsafe { System.alloc(layout) };
-        if !ptr.is_null() {
-            ALLOCATED.fetch_add(layout.size() as u64, Ordering::Relaxed);
-        }
-        ptr
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        ALLOCATED.fetch_sub(layout.size() as u64, Ordering::Relaxed);
-        // SAFETY: as the caller promises.
-        unsafe { System.dealloc(ptr, layout) };
-    }
-}
 
 /// Bytes of address space that are mapped, and mappings.
 fn mapped() -> (u64, usize) {
@@ -80,12 +49,12 @@ fn a_heap_that_was_stopped_leaves_little_behind() {
             }
         }
         let (bytes, ranges) = mapped();
-        let allocated = ALLOCATED.load(Ordering::Relaxed);
+        let allocated = bytes_allocated();
         for _ in 0..ROUNDS {
             round();
         }
         let (bytes_after, ranges_after) = mapped();
-        let left = ALLOCATED.load(Ordering::Relaxed).saturating_sub(allocated) / ROUNDS;
+        let left = bytes_allocated().saturating_sub(allocated) / ROUNDS;
         let mapped = bytes_after.saturating_sub(bytes) / ROUNDS;
         println!("a round leaves {left} bytes allocated and {mapped} mapped");
         println!("{ranges} mappings before, {ranges_after} after");

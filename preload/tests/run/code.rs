@@ -1,15 +1,13 @@
 //! Code and constants of a program leave where they are worth less than far memory.
 
-mod common;
-
-use common::{compile, end, permitted, run};
+use crate::common::{compile, end, permitted, run};
 
 /// 24 MiB of constants, of which the program has written some pages, beside 64 MiB of far memory.
 #[test]
 fn constants_leave_for_far_memory_but_not_what_was_written_of_them() {
     let dir = tempfile::tempdir().expect("a directory");
     let program = dir.path().join("code");
-    if !leaves() || !compile("gcc", &[], include_str!("c/code.c"), &program) {
+    if !leaves() || !compile("gcc", &[], include_str!("../c/code.c"), &program) {
         return;
     }
     let ended = end(run(&["--limit", "48MiB", "--stats"]).arg(&program), dir.path());
@@ -33,7 +31,7 @@ fn a_real_time_thread_that_unmaps_memory_lets_code_leave() {
 fn change(how: &str) {
     let dir = tempfile::tempdir().expect("a directory");
     let program = dir.path().join("changing");
-    if !leaves() || !compile("gcc", &[], include_str!("c/changing.c"), &program) {
+    if !leaves() || !compile("gcc", &[], include_str!("../c/changing.c"), &program) {
         return;
     }
     let ended = end(run(&["--limit", "112MiB"]).arg(&program).arg(how), dir.path());
