@@ -4,7 +4,7 @@
 
 use crate::common::child::{self, Ended};
 use crate::common::refuse::{Refused, refuse};
-use crate::common::{Dice, StopOnDrop, heap, seed, watchdog};
+use crate::common::{Dice, StopOnDrop, amount, heap, seed, watchdog};
 use crate::kernel::{Errno, call};
 use allocator_api2::alloc::Allocator;
 use farheap::{ByteCount, Far, Heap};
@@ -339,11 +339,11 @@ impl Ground {
         self.way.conf.contains("install:copy")
     }
 
-    /// How many times an attack is repeated: `times` in every change, more when asked for.
+    /// How many times an attack is repeated: `times` in every change, more when asked for, fewer otherwise.
     pub(crate) fn rounds(&self, times: usize) -> usize {
         let factor = std::env::var("FARHEAP_ATTACK_ROUNDS").ok().and_then(|text| text.parse().ok());
         let times = if self.page > 1 << 20 { times.div_ceil(4) } else { times };
-        times * factor.unwrap_or(1)
+        factor.map_or_else(|| amount(times), |factor: usize| times * factor)
     }
 
     pub(crate) fn evict_far(&self) -> farheap::Result<()> {

@@ -51,6 +51,16 @@ pub(crate) fn seed(test: &str) -> u64 {
     seed
 }
 
+/// Whether tests do all of their work: `FARHEAP_TEST_LONG` is set, as `.ci/run` does for one of its runs.
+pub(crate) fn is_long() -> bool {
+    std::env::var_os("FARHEAP_TEST_LONG").is_some()
+}
+
+/// How much of work at random a test does: `all` of it, or a quarter where nobody asks for a long run.
+pub(crate) fn amount(all: usize) -> usize {
+    if is_long() { all } else { all.div_ceil(4) }
+}
+
 /// What is to happen has happened after so long, on a machine with thirty runnable processes too:
 /// tests that gave it 30 s or 120 s failed there.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(600);

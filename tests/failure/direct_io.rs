@@ -2,7 +2,7 @@
 //! the page is under pressure: a page that the kernel may be writing is never dropped.
 #![expect(unsafe_code, reason = "hands far memory to system calls")]
 
-use crate::common::{Dice, seed, watchdog};
+use crate::common::{Dice, amount, seed, watchdog};
 use crate::harness::{Far, Stop, config, read_word};
 use farheap::region::Install;
 use io_uring::{IoUring, opcode, types};
@@ -25,7 +25,7 @@ const READS_PINNED: usize = 500;
 
 /// Number of reads by the way in which pages are installed.
 fn reads(install: Install) -> usize {
-    if install == Install::Copy { READS_PINNED } else { READS }
+    amount(if install == Install::Copy { READS_PINNED } else { READS })
 }
 /// Reads in flight at the same time.
 const DEPTH: usize = 16;
@@ -311,7 +311,7 @@ fn registered_buffers(name: &'static str, page_kib: u64, prepare: Prepare) -> bo
         if !prepare(far, units) {
             return;
         }
-        for _ in 0..READS {
+        for _ in 0..amount(READS) {
             let addr = far.addr(0) + dice.below((PAGES * far.page / UNIT) as u64) as usize * UNIT;
             let unit = dice.below(FILE_UNITS as u64) as usize;
             let fd = types::Fd(known.file.as_raw_fd());

@@ -7,7 +7,7 @@
 mod limits;
 
 use crate::common::child::{alone, cases};
-use crate::common::{Dice, StopOnDrop, heap, seed};
+use crate::common::{Dice, StopOnDrop, amount, heap, seed};
 use allocator_api2::vec::Vec as FarVec;
 use farheap::{Far, Heap, Placement, scope};
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
@@ -581,7 +581,7 @@ fn children_are_right_when_their_parent_is_killed_at_any_moment() {
     const TEST: &str = "children_are_right_when_their_parent_is_killed_at_any_moment";
     let Some(conf) = crate::common::child::case(TEST) else {
         for conf in ["page:4KiB", "page:16KiB"] {
-            for _ in 0..kills(5) {
+            for _ in 0..kills(amount(5) as u32) {
                 if !is_right_when_its_parent_is_killed(TEST, conf) {
                     return;
                 }

@@ -7,7 +7,7 @@
 
 use crate::ALLOC;
 use crate::common::child::{case, cases, run};
-use crate::common::{Dice, heap, seed, watchdog};
+use crate::common::{Dice, amount, heap, seed, watchdog};
 use allocator_api2::alloc::Allocator;
 use allocator_api2::vec::Vec as FarVec;
 use farheap::{Far, Local, Placement, scope};
@@ -327,9 +327,10 @@ fn play(page: &str, limit_mib: usize, threads: usize, steps: usize) {
 fn one_thread_reads_what_it_wrote() {
     let pages = ["4KiB", "64KiB", "2MiB", "4KiB,check:on"];
     cases("one_thread_reads_what_it_wrote", &pages, |page| match page {
-        "4KiB" | "4KiB,check:on" => play(page, 8, 1, 3_000),
-        "64KiB" => play(page, 8, 1, 4_000),
-        _ => play(page, 128, 1, 1_500),
+        "4KiB" | "4KiB,check:on" => play(page, 8, 1, amount(3_000)),
+        "64KiB" => play(page, 8, 1, amount(4_000)),
+        // As many as come to the limit.
+        _ => play(page, 128, 1, amount(1_500).max(750)),
     });
 }
 
@@ -337,9 +338,9 @@ fn one_thread_reads_what_it_wrote() {
 fn four_threads_read_what_they_wrote_and_free_what_others_allocated() {
     let name = "four_threads_read_what_they_wrote_and_free_what_others_allocated";
     cases(name, &["4KiB", "64KiB", "2MiB", "4KiB,check:on"], |page| match page {
-        "4KiB" | "4KiB,check:on" => play(page, 8, 4, 1_000),
-        "64KiB" => play(page, 8, 4, 1_500),
-        _ => play(page, 128, 4, 800),
+        "4KiB" | "4KiB,check:on" => play(page, 8, 4, amount(1_000)),
+        "64KiB" => play(page, 8, 4, amount(1_500)),
+        _ => play(page, 128, 4, amount(800).max(400)),
     });
 }
 

@@ -13,7 +13,7 @@ mod blocks;
 mod tables;
 
 use blocks::Blocks;
-use common::{Dice, StopOnDrop, heap_under, is_root, seed, watchdog};
+use common::{Dice, StopOnDrop, amount, heap_under, is_root, seed, watchdog};
 use farheap::manager::MemoryManager;
 use farheap::pool::PoolConfig;
 use farheap::{ByteCount, FarHeap, Heap, Placement, scope};
@@ -82,7 +82,7 @@ fn nothing_is_lost_under_one_limit() {
 /// How long a way runs.
 fn time() -> Duration {
     let asked = std::env::var("FARHEAP_MODEL_SECONDS").ok().and_then(|text| text.parse().ok());
-    Duration::from_secs(asked.unwrap_or(4))
+    Duration::from_secs(asked.unwrap_or(amount(4) as u64))
 }
 
 fn model(way: &Way, seed: u64) {

@@ -6,7 +6,7 @@
 #![expect(unsafe_code, reason = "reads and writes far memory through raw pointers")]
 
 use crate::common::faulty::FaultyStore;
-use crate::common::{Dice, eventually, mem_store, region, seed, watchdog};
+use crate::common::{Dice, amount, eventually, mem_store, region, seed, watchdog};
 use farheap::ByteCount;
 use farheap::region::{Region, RegionConfig};
 use farheap::store::Store;
@@ -226,7 +226,6 @@ fn what_is_filled_in_order_comes_in_chunks_although_the_ones_before_have_left() 
 /// part has left, which then leaves all the same.
 #[test]
 fn a_part_of_a_chunk_leaves_although_the_rest_is_being_filled() {
-    const ROUNDS: usize = 150;
     const CHUNKS: usize = 8;
     let _watch = watchdog("a part of a chunk is asked out", Duration::from_secs(120));
     for page in [4, 16, 64].map(ByteCount::kib) {
@@ -241,7 +240,7 @@ fn a_part_of_a_chunk_leaves_although_the_rest_is_being_filled() {
         let fill = |first| words(first).for_each(|at| unsafe { word(at).write_volatile(at) });
         // SAFETY: in the mapping, which nobody else uses then.
         let is_right = |first| words(first).all(|at| unsafe { word(at).read_volatile() } == at);
-        for round in 0..ROUNDS {
+        for round in 0..amount(150) {
             let (first, rest) = (round % CHUNKS * CHUNK, round % CHUNKS * CHUNK + CHUNK / 2);
             let (part, len) = (base.wrapping_add(first), ByteCount(CHUNK as u64));
             // SAFETY: nobody needs what the chunk holds.

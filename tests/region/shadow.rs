@@ -5,7 +5,7 @@
 
 #![expect(unsafe_code, reason = "reads and writes far memory through raw pointers")]
 
-use crate::common::{Dice, StopOnDrop, eventually, mem_store, region, seed, watchdog};
+use crate::common::{Dice, StopOnDrop, amount, eventually, mem_store, region, seed, watchdog};
 use farheap::ByteCount;
 use farheap::region::{FaultMode, Install, Region, RegionConfig, Stats};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -134,6 +134,8 @@ impl Shadow<'_> {
 }
 
 fn hammer(name: &'static str, config: RegionConfig, threads: usize, steps: usize) {
+    // Large pages come to the limit by all of them.
+    let steps = if config.page < ByteCount::mib(1) { amount(steps) } else { steps };
     let work = |shadow: &mut Shadow<'_>| (0..steps).for_each(|_| shadow.step());
     hammer_after(name, config, threads, work);
 }
@@ -291,12 +293,13 @@ fn content_is_kept_encrypted() {
 fn content_is_kept_while_children_read_it() {
     for (name, page) in [("4k forked", 4), ("64k forked", 64), ("2m forked", 2048)] {
         hammer_after(name, config(ByteCount::kib(page), Install::Auto), 3, |shadow| {
-            for _ in 0..if page == 2048 { 150 } else { 600 } {
+            for _ in 0..if page == 2048 { 150 } else { amount(600) } {
                 match shadow.dice.below(100) {
                     0 => shadow.fork(),
                     _ => shadow.step(),
                 }
             }
+            shadow.fork();
         });
     }
 }
@@ -305,7 +308,7 @@ fn content_is_kept_while_children_read_it() {
 /// began when the chunk was closed, comes to the page when it is the chunk's.
 #[test]
 fn a_page_discarded_while_its_chunk_is_opened_reads_as_zero() {
-    const ROUNDS: u64 = 20_000;
+    let rounds = amount(20_000);
     const UNITS: usize = (2 << 20) / UNIT;
     let _watch = watchdog("discard beside opening", Duration::from_secs(240));
     let page = ByteCount(UNIT as u64);
@@ -320,7 +323,7 @@ fn a_page_discarded_while_its_chunk_is_opened_reads_as_zero() {
     let mut kept = 0;
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            for _ in 0..ROUNDS {
+            for _ in 0..rounds {
                 gate.wait();
                 // Beside a page in use: that opens the chunk.
                 // SAFETY: in the mapping, as all others here.
@@ -328,7 +331,7 @@ fn a_page_discarded_while_its_chunk_is_opened_reads_as_zero() {
                 gate.wait();
             }
         });
-        for round in 0..ROUNDS {
+        for round in 0..rounds as u64 {
             // SAFETY: as above.
             unsafe { word(UNITS - 2).write_volatile(round | 1 << 63) };
             gate.wait();
@@ -345,7 +348,7 @@ fn a_page_discarded_while_its_chunk_is_opened_reads_as_zero() {
         }
     });
     println!("{} chunks opened", region.stats().chunks_opened);
-    assert_eq!(kept, 0, "of {ROUNDS} discards left the content");
+    assert_eq!(kept, 0, "of {rounds} discards left the content");
 }
 
 /// Fresh memory that takes the huge pages of chunks that have left: it reads as zero, and what left
