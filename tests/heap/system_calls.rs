@@ -56,7 +56,7 @@ names! { CALLS:
     SYS_getppid SYS_kill SYS_linkat SYS_lseek SYS_madvise SYS_mbind SYS_membarrier SYS_memfd_create SYS_mincore SYS_mlock SYS_mlock2
     SYS_mmap SYS_mprotect SYS_mremap SYS_munlock SYS_munmap SYS_nanosleep SYS_newfstatat SYS_open SYS_openat SYS_pidfd_getfd SYS_pidfd_open SYS_pipe
     SYS_pipe2 SYS_poll SYS_ppoll SYS_prctl SYS_pread64 SYS_preadv SYS_preadv2 SYS_prlimit64 SYS_process_madvise SYS_process_vm_readv
-    SYS_pwrite64 SYS_pwritev SYS_pwritev2 SYS_read SYS_readlink SYS_readlinkat SYS_readv SYS_rename SYS_rseq
+    SYS_pwrite64 SYS_pwritev SYS_pwritev2 SYS_read SYS_readlink SYS_readlinkat SYS_readv SYS_rename SYS_restart_syscall SYS_rseq
     SYS_rt_sigaction SYS_rt_sigprocmask SYS_rt_sigreturn SYS_rt_sigtimedwait SYS_rt_tgsigqueueinfo SYS_sched_getaffinity
     SYS_sched_getattr SYS_sched_getparam SYS_sched_getscheduler SYS_sched_setaffinity SYS_sched_setattr
     SYS_sched_setscheduler SYS_sched_yield SYS_sendmsg SYS_set_mempolicy SYS_set_robust_list SYS_setpriority
