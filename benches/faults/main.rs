@@ -23,6 +23,7 @@ mod device;
 mod failure;
 mod far;
 #[path = "../common/group.rs"]
+#[expect(dead_code, reason = "other benchmarks use the rest")]
 mod group;
 #[path = "../common/neighbours.rs"]
 mod neighbours;
