@@ -36,7 +36,6 @@ impl Statm {
     }
 
     /// Of these, bytes of neither files nor shared memory.
-    #[cfg(feature = "heap")]
     pub(crate) fn anonymous(&self) -> Option<ByteCount> {
         self.look().map(|(resident, of_files)| ByteCount(resident.0.saturating_sub(of_files.0)))
     }

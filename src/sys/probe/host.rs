@@ -26,7 +26,7 @@ pub struct Memory {
     pub fullest: Option<CgroupLimit>,
     /// Memory of the machine that can be had without swapping: `MemAvailable` of `/proc/meminfo`.
     pub left: Option<ByteCount>,
-    /// Resident bytes of this process.
+    /// Resident bytes of this process, without those of files, which a group's use leaves out, too.
     pub resident: ByteCount,
     /// True if the machine swaps.
     pub swap: bool,
@@ -63,7 +63,7 @@ impl Memory {
         Memory {
             total: mem_info(&meminfo, "MemTotal:"),
             left: mem_info(&meminfo, "MemAvailable:"),
-            resident: Statm::open().ok().and_then(|statm| statm.resident()).unwrap_or_default(),
+            resident: Statm::open().ok().and_then(|statm| statm.anonymous()).unwrap_or_default(),
             cgroup: limits.iter().min_by_key(|limit| limit.bytes).cloned(),
             fullest: limits.into_iter().min_by_key(CgroupLimit::left),
             swap: read("/proc/swaps").lines().count() > 1,
@@ -223,6 +223,13 @@ pub(super) fn mem_info(meminfo: &str, name: &str) -> Option<ByteCount> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn code_in_memory_is_not_taken_for_room() {
+        let resident = Statm::open().expect("/proc is mounted").resident().expect("a number");
+        let counted = Memory::detect().resident;
+        assert!(counted.0 + (512 << 10) < resident.0, "{counted} of {resident}");
+    }
 
     #[test]
     fn the_second_version_of_control_groups_is_found() {
