@@ -106,7 +106,7 @@ impl Watermarks {
 /// of the limit at most.
 pub(super) fn ahead(limit: ByteCount) -> ByteCount {
     const CHUNKS: u64 = 4;
-    ByteCount(limit.0 / 8 * 3).min(ByteCount(CHUNKS * CHUNK as u64))
+    ByteCount(limit.0 / 4).min(ByteCount(CHUNKS * CHUNK as u64))
 }
 
 /// Threads that wait for room, and the evictor that makes it.
