@@ -91,7 +91,7 @@ impl Region {
         // From here on the evictor gets the pages of the run, or nobody does.
         let _blocked = SignalsBlocked::new();
         if !cool(pager.memory(), pager.tables(), chunk, run) {
-            pager.pool().free_run(run);
+            pager.pool().free(run, pager.frames().run_frames());
             return false;
         }
         self.requests.hand_over(run);

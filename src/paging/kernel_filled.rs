@@ -161,7 +161,7 @@ fn open_with_run(memory: &RegionMemory, chunk: ChunkId) -> Option<bool> {
     let first = memory.frames().spare_runs().take_zeros()?;
     if !move_run_in(memory, chunk, first) {
         // A part of it may have been mapped for a moment.
-        memory.pool().free_run(first);
+        memory.pool().free(first, memory.frames().run_frames());
         return None;
     }
     (first.0..)

@@ -264,7 +264,7 @@ impl Transfers {
             (Op::Read, false) => READ_BYTES_MAX,
             (Op::Read, true) | (Op::Write, false) => LONG_BYTES_MAX,
         };
-        (bytes / self.pager.page_bytes()).clamp(1, SEGMENTS_MAX)
+        (bytes / self.pager.page_bytes()).max(1)
     }
 
     /// How many of the first `frames`, whose slots follow each other, go by one request. A run of frames goes alone.

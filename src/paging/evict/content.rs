@@ -20,19 +20,14 @@ pub(in crate::paging) fn choose(
     want: usize,
     victims: &mut Vec<PageId>,
 ) {
-    let per_chunk = memory.table().pages_per_chunk() as usize;
-    // Room for a chunk with whatever comes last.
-    let most =
-        if memory.chunks().has_had_whole() { want.min(BATCH_MAX + 1 - per_chunk) } else { want };
-    while victims.len() < most {
+    // There is room for a chunk with whatever comes last.
+    while victims.len() < want.min(BATCH_MAX) {
         let mut named = None;
         residents.victims(PageCount(1), |page| named = Some(page));
         let Some(page) = named else { return };
         victims.push(page);
         let chunk = memory.table().chunk_of(page);
-        // The first chunk of all may come after `most` was chosen.
-        let fits = victims.len() + per_chunk <= BATCH_MAX + 1;
-        if !fits || !memory.chunks().is_whole(chunk) {
+        if !memory.chunks().is_whole(chunk) {
             continue;
         }
         for other in memory.table().pages_of_chunk(chunk).filter(|other| *other != page) {

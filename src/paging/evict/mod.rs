@@ -54,6 +54,7 @@ use crate::base::gate::{Closed, LOOK_EVERY};
 use crate::paging::diagnostics;
 use crate::paging::evict::victims::Chunkwise;
 use crate::paging::kernel_filled;
+use crate::paging::page::BATCH_MAX;
 use crate::paging::pager::frame_pool::standby_count;
 use crate::sys::messages;
 use std::time::Duration;
@@ -223,9 +224,9 @@ impl Evictor {
 
     /// Evicts one batch if there is a need. Returns whether it changed anything.
     fn make_room(&mut self) -> bool {
-        /// Victims of one turn, but for the rest of a chunk that goes whole: 16 are enough for the full
-        /// rate, and what is chosen later is chosen better.
-        const TURN_MAX: usize = 64;
+        /// Victims of one turn, but for the rest of a chunk that goes whole: what is chosen later is chosen better.
+        const TURN_BYTES_MAX: usize = 1 << 20;
+        let turn_max = (TURN_BYTES_MAX / self.pager.page_bytes()).clamp(16, BATCH_MAX);
         // Above a limit that was lowered: spare memory goes first, which costs nobody a fault.
         if self.pager.pool().excess() > 0 {
             if self.pager.pool().free_spare_run() > 0 {
@@ -233,7 +234,7 @@ impl Evictor {
                 return true;
             }
             if let Some(frame) = self.pager.frames().take_spare() {
-                self.pager.pool().free_frame(frame);
+                self.pager.pool().free(frame, 1);
                 self.made_room(1);
                 return true;
             }
@@ -246,19 +247,19 @@ impl Evictor {
             self.made_room(released);
             // What the heap keeps of freed memory need not be written.
             self.pager.pool().purge().call();
-            freed = match self.evict_chunk(wanted.min(TURN_MAX)) {
+            freed = match self.evict_chunk(wanted.min(turn_max)) {
                 Chunkwise::Went => true,
                 Chunkwise::Wait => false,
-                Chunkwise::Later => self.evict(wanted.min(TURN_MAX)),
+                Chunkwise::Later => self.evict(wanted.min(turn_max)),
                 Chunkwise::Closed => {
-                    self.evict(wanted.min(TURN_MAX));
+                    self.evict(wanted.min(turn_max));
                     true
                 }
                 Chunkwise::Unfit => {
                     let memory = self.pager.memory();
                     let next = memory.chunks().next_open();
                     let closed = next.is_some_and(|chunk| kernel_filled::close(memory, chunk));
-                    self.evict(wanted.min(TURN_MAX)) || closed
+                    self.evict(wanted.min(turn_max)) || closed
                 }
             };
         }

@@ -10,6 +10,8 @@ use crate::paging::evict::requests::Requests;
 use crate::paging::evict::write_back::WriteBack;
 use crate::paging::fault::sched::Detour;
 use crate::paging::page::BATCH_MAX;
+use crate::paging::page::chunks::CHUNK_PAGES_MAX;
+use crate::paging::page::word::Word;
 use crate::paging::pager::Pager;
 use crate::sys::thread::THREAD_BYTES;
 use std::sync::Arc;
@@ -19,6 +21,7 @@ pub(in crate::paging) struct Evictor {
     pub(super) pager: Arc<Pager>,
     pub(super) requests: Arc<Requests>,
     pub(super) victims: Vec<PageId>,
+    pub(super) taken: TakenOut,
     /// Victims looked at since something was freed.
     pub(super) fruitless: usize,
     /// Of the pages that were last to be taken out, those that the kernel did not give.
@@ -37,7 +40,7 @@ impl Evictor {
         size_of::<Evictor>()
             + frames * Outgoing::FRAME_BYTES
             + WriteBack::bytes(frames)
-            + BATCH_MAX * size_of::<PageId>()
+            + VICTIMS_MAX * (size_of::<PageId>() + 2 * size_of::<(PageId, Word)>())
             + THREAD_BYTES
     }
 
@@ -46,7 +49,8 @@ impl Evictor {
     pub(in crate::paging) fn new(pager: Arc<Pager>, requests: Arc<Requests>) -> Result<Evictor> {
         Ok(Evictor {
             requests,
-            victims: Vec::with_capacity(BATCH_MAX),
+            victims: Vec::with_capacity(VICTIMS_MAX),
+            taken: TakenOut::new(),
             fruitless: 0,
             kept: 0,
             stays: Stays::default(),
@@ -57,6 +61,25 @@ impl Evictor {
             space: DeviceSpace::new(),
             pager,
         })
+    }
+}
+
+/// Maximum number of victims at once: a batch, of which the last one brings the others of its chunk.
+pub(super) const VICTIMS_MAX: usize = BATCH_MAX + CHUNK_PAGES_MAX;
+
+/// Room for victims whose words are `Moving`, which are too many for the stack.
+#[derive(Default)]
+pub(super) struct TakenOut {
+    /// Known to be clean.
+    pub(super) clean: Box<[(PageId, Word)]>,
+    /// Neighbours that leave by one MOVE.
+    pub(super) run: Box<[(PageId, Word)]>,
+}
+
+impl TakenOut {
+    fn new() -> TakenOut {
+        let words = || vec![(PageId(0), Word::EMPTY); VICTIMS_MAX].into_boxed_slice();
+        TakenOut { clean: words(), run: words() }
     }
 }
 

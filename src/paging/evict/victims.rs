@@ -3,6 +3,7 @@
 use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::paging::evict::Evictor;
 use crate::paging::evict::content::{self, Listed};
+use crate::paging::evict::state::{TakenOut, VICTIMS_MAX};
 use crate::paging::kernel_filled;
 use crate::paging::kernel_filled::CloseOutcome;
 use crate::paging::mapped_over;
@@ -74,10 +75,10 @@ impl Evictor {
         let chosen = Instant::now();
         let pause = self.writes.is_paused();
         self.kept = 0;
-        let mut pieces = [Piece::new(0, 0); BATCH_MAX];
-        let mut clean = [(PageId(0), Word::EMPTY); BATCH_MAX];
-        let mut run = [(PageId(0), Word::EMPTY); BATCH_MAX];
-        let run_max = (RUN_BYTES_MAX / self.pager.page_bytes()).clamp(1, BATCH_MAX);
+        let mut taken = std::mem::take(&mut self.taken);
+        let TakenOut { clean, run } = &mut taken;
+        let mut pieces = [Piece::new(0, 0); VICTIMS_MAX];
+        let run_max = RUN_BYTES_MAX / self.pager.page_bytes();
         let (mut piece_count, mut clean_count, mut run_len, mut moved) = (0, 0, 0, 0);
         for &page in victims.iter() {
             let Some(word) = content::take_victim(self.pager.memory(), page, listed) else {
@@ -115,6 +116,7 @@ impl Evictor {
         }
         content::drop_clean(self.pager.memory(), &clean[..clean_count], &pieces[..piece_count]);
         self.pager.counters().evict_times.add_many(chosen.elapsed(), clean_count as u64);
+        self.taken = taken;
         self.made_room(clean_count);
         clean_count + moved
     }

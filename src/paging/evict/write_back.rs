@@ -370,7 +370,7 @@ impl WriteBack {
         }
         for (slot, frame) in probe.pages() {
             self.pager.slots().put(Some(slot));
-            self.pager.pool().recycle(frame);
+            self.pager.pool().recycle(frame, 1);
         }
         if let Err(error) = result {
             self.pause(errno_of(&error) as u32);

@@ -6,7 +6,7 @@
 //! something else meanwhile, a thread calls the store and waits.
 //!
 //! ```text
-//!   Stored --begin_fill--> Filling --read, check_read--> end_fill --> Moving --map_fill--> Resident
+//!   Stored --begin_fill--> Filling --read, check_read--> end_fill --> Moving --map_fills--> Resident
 //!                             |  ^ |                        |            '--kernel refuses--> Stored
 //!                             |  | '--discarded-------------+--> Empty
 //!                             |  '--retry_after: read again
@@ -21,14 +21,13 @@
 use crate::base::deadline::Deadline;
 use crate::base::error::{Error, Result};
 use crate::base::units::{PageId, SlotId};
-use crate::paging::evict::policy::Insert;
 use crate::paging::fault::status::{FaultStatus, Purpose};
 use crate::paging::page::protocol::{self, Filled};
 use crate::paging::page::word::{FrameId, Word};
 use crate::paging::pager::Pager;
 use crate::paging::pager::health::Health;
 use crate::paging::pager::lost;
-use crate::paging::pager::memory::RegionMemory;
+use crate::paging::pager::memory::{ReadPage, RegionMemory};
 use crate::paging::pager::slot_store::SlotStore;
 use crate::sys::uffd::{Protect, Wake};
 use std::time::Duration;
@@ -41,7 +40,7 @@ pub(super) fn begin_fill(
     stored: Word,
     purpose: Purpose,
 ) -> std::result::Result<FrameId, Option<FaultStatus>> {
-    let frame = memory.pool().reserve_fill().ok_or(Some(FaultStatus::NoRoom))?;
+    let (frame, _) = memory.pool().reserve_fills(1).ok_or(Some(FaultStatus::NoRoom))?;
     if !begin_fill_into(memory, frame, page, stored, purpose) {
         return Err(None);
     }
@@ -138,12 +137,12 @@ pub(in crate::paging) fn read_until_deadline(
 }
 
 /// `Filling` -> `Moving`: the page whose slot was read into `frame` is the caller's, to be mapped.
-/// Says as well whether a thread waits for it. `None`: it was discarded; the frame is given back.
+/// `None`: it was discarded; the frame is given back.
 pub(in crate::paging) fn end_fill(
     memory: &RegionMemory,
     slots: &SlotStore,
     frame: FrameId,
-) -> Option<(Word, bool)> {
+) -> Option<ReadPage> {
     let ended = take_filled(memory, slots, frame, memory.frames().slot(frame));
     if ended.is_none() {
         memory.pool().cancel_fill(frame);
@@ -158,10 +157,10 @@ pub(in crate::paging) fn take_filled(
     slots: &SlotStore,
     frame: FrameId,
     slot: Option<SlotId>,
-) -> Option<(Word, bool)> {
+) -> Option<ReadPage> {
     let page = memory.frames().page(frame);
     match protocol::filled(memory.word(page), frame, slot) {
-        Filled::Moving { moving, wanted } => Some((moving, wanted)),
+        Filled::Moving { moving, wanted } => Some(ReadPage { moving, wanted }),
         Filled::Died(dead) => {
             slots.put(slot);
             memory.publish(page, dead, Word::EMPTY);
@@ -171,46 +170,46 @@ pub(in crate::paging) fn take_filled(
     }
 }
 
-/// `Moving` -> `Resident`: maps the page that was read into `frame`, for a write or not. `insert`
-/// tells the policy whether the page is used.
+/// `Moving` -> `Resident`: maps neighbouring pages that were read into neighbouring frames, from `first` on, for a write
+/// or not. Returns how many were mapped, the first ones, at least one.
 ///
 /// # Errors
-/// Outcome of a fault when the kernel refused: the page is on the store again, or lost.
-pub(in crate::paging) fn map_fill(
+/// Outcome of a fault on the first page when the kernel refused: it is on the store again, or lost, and the others are
+/// as they were.
+pub(in crate::paging) fn map_fills(
     pager: &Pager,
-    frame: FrameId,
-    moving: Word,
+    first: FrameId,
+    read: &[ReadPage],
     write: bool,
-    insert: Insert,
     wake: Wake,
-) -> std::result::Result<(), FaultStatus> {
-    let page = pager.frames().page(frame);
+) -> std::result::Result<usize, FaultStatus> {
+    let page = pager.frames().page(first);
+    let pages = || (page.0..).map(PageId);
     // How its first write is noticed: not at all where it is written now, or cannot be mapped protected.
-    let is_tracked = !write && !pager.pool().moves_in(frame);
+    let is_tracked = !write && !pager.pool().moves_in(first);
     let guessed = is_tracked && pager.readahead().expects_write(page);
     let protect = if is_tracked && !guessed { Protect::Yes } else { Protect::No };
-    if protect == Protect::Yes {
-        pager.readahead().was_not_written(page);
-    }
-    let installed = pager.memory().install(page, frame, protect, wake);
-    let protect = match installed {
-        Ok(protect) => protect,
+    let place = (page, first, read.len());
+    let (mapped, protected) = match pager.memory().install(place, protect, wake) {
+        Ok(mapped) => mapped,
         Err(error) => {
+            let moving = read[0].moving;
             let stored = Word::stored(moving.slot().expect("a fill has a slot"));
             let status = lost::not_mapped(pager, page, moving, stored, &error);
-            pager.pool().cancel_fill(frame);
+            pager.pool().cancel_fill(first);
             pager.wake(page);
             return Err(status);
         }
     };
-    let resident = Word::resident(moving.slot())
-        .with_protected(protect == Protect::Yes)
-        .with_guessed(guessed)
-        .with_prefetched(insert == Insert::Prefetched);
-    pager.memory().publish_resident(page, moving, resident, Some(insert));
-    pager.counters().pages_in.bump();
+    if protect == Protect::Yes {
+        pages().take(mapped).for_each(|page| pager.readahead().was_not_written(page));
+    }
+    pager.memory().publish_read(page, &read[..mapped], |resident| {
+        resident.with_protected(protected == Protect::Yes).with_guessed(guessed)
+    });
+    pager.counters().pages_in.add(mapped as u64);
     pager.slots().note_transfer();
-    Ok(())
+    Ok(mapped)
 }
 
 /// The page that `frame` was for cannot be read. It is lost if a thread waits for it, else it stays
@@ -218,7 +217,8 @@ pub(in crate::paging) fn map_fill(
 pub(in crate::paging) fn fail_fill(pager: &Pager, frame: FrameId, purpose: Purpose, cause: &Error) {
     let page = pager.frames().page(frame);
     let slot = pager.frames().slot(frame);
-    let Some((moving, _)) = take_filled(pager.memory(), pager.slots(), frame, slot) else { return };
+    let read = take_filled(pager.memory(), pager.slots(), frame, slot);
+    let Some(ReadPage { moving, .. }) = read else { return };
     match purpose {
         Purpose::Fault => lost::poison(pager, page, moving, cause),
         Purpose::Prefetch => {

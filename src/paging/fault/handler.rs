@@ -39,13 +39,15 @@ use crate::paging::fault::reads::{Demand, Reads, WakeContext};
 use crate::paging::fault::sched::ThreadSched;
 use crate::paging::fault::starved::{FAULTS_HELD_MAX, FAULTS_MAX, WAITING_MAX, take_first};
 use crate::paging::fault::status::FaultStatus;
+use crate::paging::page::chunks::CHUNK_PAGES_MAX;
 use crate::paging::page::protocol;
-use crate::paging::page::word::{State, Word};
+use crate::paging::page::word::{FrameId, State, Word};
 use crate::paging::pager::Pager;
 use crate::paging::readahead::FaultOn;
 use crate::paging::transfer::{Transfer, check_read};
 use crate::sys::thread::THREAD_BYTES;
 use crate::sys::uffd::{Fault, Message};
+use arrayvec::ArrayVec;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -445,16 +447,23 @@ impl FaultQueue {
     }
 
     fn complete_read(&mut self, read: &Transfer, result: &Result<()>, context: WakeContext<'_>) {
-        for (n, (_, frame)) in (1..).zip(read.pages()) {
-            let pager = &self.pager;
+        let FaultQueue { pager, reads, huge_reads, .. } = self;
+        let mut to_map: ArrayVec<FrameId, CHUNK_PAGES_MAX> = ArrayVec::new();
+        for (_, frame) in read.pages() {
             match check_read(pager.slots(), pager.frames(), pager.counters(), frame, result) {
-                Ok(()) if self.huge_reads.page_read(frame) => {}
-                Ok(()) => self.reads.map(frame, read.len() - n, context),
+                Ok(()) if huge_reads.page_read(frame) => {}
+                Ok(()) => to_map.push(frame),
                 Err(error) => {
-                    self.huge_reads.break_up(frame, &mut self.reads, context);
-                    self.reads.read_failed(frame, &error, read.is_refused());
+                    huge_reads.break_up(frame, reads, context);
+                    reads.read_failed(frame, &error, read.is_refused());
                 }
             }
+        }
+        let page = |frame: &FrameId| pager.frames().page(*frame).0;
+        let mut more = to_map.len();
+        for row in to_map.chunk_by(|a, b| a.0 + 1 == b.0 && page(a) + 1 == page(b)) {
+            more -= row.len();
+            reads.map(row[0], row.len(), more, context);
         }
     }
 }

@@ -19,12 +19,15 @@
 //! 2. A chunk ends by being mapped or broken up; its pages are then like any others.
 
 use crate::base::units::PageId;
-use crate::paging::fault::reads::{Reads, WakeContext};
+use crate::paging::fault::reads::{Reads, RequestCount, WakeContext};
 use crate::paging::fault::status::FaultStatus;
 use crate::paging::page::chunks::CHUNK_PAGES_MAX;
 use crate::paging::page::word::{FrameId, State, Word};
 use crate::paging::pager::Pager;
 use crate::paging::pager::frame_pool::NoRun;
+use crate::paging::pager::memory::ReadPage;
+use crate::paging::pager::table::PageTable;
+use arrayvec::ArrayVec;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -32,17 +35,53 @@ use std::time::{Duration, Instant};
 /// evicted.
 const HOLD_MAX: Duration = Duration::from_millis(50);
 
-const _: () = assert!(CHUNK_PAGES_MAX <= u128::BITS as usize);
+/// Maximum number of requests that a chunk is read with.
+const REQUESTS_MAX: usize = 64;
 
 /// A chunk that is being read, or held.
 #[derive(Clone, Copy, Debug)]
 struct ChunkRead {
     page: PageId,
     frame: FrameId,
-    /// A bit for each page that has been read and checked.
-    read: u128,
+    read: PageBits,
     /// Until when it is held once it has been read; `None`: it is not.
     hold: Option<Instant>,
+}
+
+/// A bit for each page of a chunk that has been read and checked.
+#[derive(Clone, Copy, Debug, Default)]
+struct PageBits([u64; CHUNK_PAGES_MAX / 64]);
+
+impl PageBits {
+    fn add(&mut self, page: u32) {
+        self.0[page as usize / 64] |= 1 << (page % 64);
+    }
+
+    fn has(&self, page: u32) -> bool {
+        self.0[page as usize / 64] & 1 << (page % 64) != 0
+    }
+
+    fn count(&self) -> u64 {
+        self.0.iter().map(|bits| u64::from(bits.count_ones())).sum()
+    }
+}
+
+/// The requests that read the pages of a chunk, at most `pages_max` each; `None`: not all are stored, or they lie so
+/// far apart that nothing is won.
+fn requests_of(
+    table: &PageTable,
+    pages: impl Iterator<Item = PageId>,
+    pages_max: usize,
+) -> Option<usize> {
+    let mut requests = RequestCount::new(pages_max);
+    for page in pages {
+        let word = table.word(page).load();
+        if word.state() != State::Stored {
+            return None;
+        }
+        requests.add(word.slot().expect("a stored page has a slot"));
+    }
+    (requests.count() <= REQUESTS_MAX).then_some(requests.count())
 }
 
 /// The chunks that one handler reads.
@@ -74,11 +113,11 @@ impl HugeReads {
     ) -> Option<FaultStatus> {
         let per_chunk = self.pager.pages_per_chunk();
         let pages = (first.0..first.0 + per_chunk).map(PageId);
-        let is_stored = |page: PageId| self.pager.word(page).load().state() == State::Stored;
-        if !self.pager.memory().reads_chunks() || !pages.clone().all(is_stored) {
+        if !self.pager.memory().reads_chunks() {
             return None;
         }
-        if !reads.has_room_for(per_chunk) {
+        let requests = requests_of(self.pager.table(), pages.clone(), reads.run_pages_max())?;
+        if !reads.has_room_for(requests) {
             return Some(FaultStatus::QueueFull);
         }
         if self.pager.starved().len() > 0 {
@@ -91,15 +130,13 @@ impl HugeReads {
             Err(NoRun::AllInUse) if self.open > 0 => return Some(FaultStatus::QueueFull),
             Err(NoRun::AllInUse) => return None,
         };
-        let mut accepted = 0;
-        for (page, frame) in pages.zip((frame.0..).map(FrameId)) {
-            accepted += u64::from(reads.accept_into(frame, page));
-        }
+        let accepted = reads.accept_run(frame, pages);
         // Else what was accepted comes page by page.
         if accepted == per_chunk {
             let run = self.pager.frames().run_of(frame).expect("a frame of a run");
             let hold = for_stream.then(|| Instant::now() + HOLD_MAX);
-            self.chunks[run] = Some(ChunkRead { page: first, frame, read: 0, hold });
+            let read = PageBits::default();
+            self.chunks[run] = Some(ChunkRead { page: first, frame, read, hold });
             self.open += 1;
         }
         self.pager.pool().check_low();
@@ -116,7 +153,7 @@ impl HugeReads {
     pub(super) fn page_read(&mut self, frame: FrameId) -> bool {
         let Some(run) = self.pager.frames().run_of(frame) else { return false };
         let Some(chunk) = &mut self.chunks[run] else { return false };
-        chunk.read |= 1 << (frame.0 - chunk.frame.0);
+        chunk.read.add(frame.0 - chunk.frame.0);
         true
     }
 
@@ -128,7 +165,7 @@ impl HugeReads {
         let starving = self.pager.pool().waiters().is_starving();
         for run in 0..self.chunks.len() {
             let Some(chunk) = self.chunks[run] else { continue };
-            let is_read = chunk.read.count_ones() == self.pager.pages_per_chunk() as u32;
+            let is_read = chunk.read.count() == self.pager.pages_per_chunk();
             if is_read && (starving || !self.is_held(&chunk)) {
                 self.end(run);
                 self.map(&chunk, reads, context);
@@ -158,39 +195,32 @@ impl HugeReads {
         let Some(run) = self.pager.frames().run_of(frame) else { return };
         let Some(chunk) = self.chunks[run] else { return };
         self.end(run);
-        let is_read = |n: &u32| chunk.read & 1 << n != 0;
+        let is_read = |n: &u32| chunk.read.has(*n);
         for n in (0..self.pager.pages_per_chunk() as u32).filter(is_read) {
-            reads.map(FrameId(chunk.frame.0 + n), 1, context);
+            reads.map(FrameId(chunk.frame.0 + n), 1, 1, context);
         }
     }
 
     /// Maps a chunk that has been read, and wakes the threads that wait for it.
     fn map(&self, chunk: &ChunkRead, reads: &mut Reads, context: WakeContext<'_>) {
         let count = self.pager.pages_per_chunk() as usize;
-        let mut filled = [None; CHUNK_PAGES_MAX];
-        for (n, filled) in filled[..count].iter_mut().enumerate() {
-            *filled = reads.end_fill(FrameId(chunk.frame.0 + n as u32));
-        }
-        let mut moving = [(Word::EMPTY, false); CHUNK_PAGES_MAX];
-        let alive = filled[..count].iter().flatten().zip(&mut moving);
-        let alive = alive.map(|(from, to)| *to = *from).count();
-        let whole = alive == count;
+        let frames = (chunk.frame.0..).take(count).map(FrameId);
+        let ended: ArrayVec<_, CHUNK_PAGES_MAX> =
+            frames.map(|frame| reads.end_fill(frame)).collect();
+        let alive: ArrayVec<ReadPage, CHUNK_PAGES_MAX> = ended.iter().flatten().copied().collect();
         let memory = self.pager.memory();
-        let mapped = if whole { memory.map_chunk(chunk.page, chunk.frame) } else { 0 };
-        memory.publish_read(chunk.page, &moving[..mapped]);
-        self.note_mapped(chunk, &moving[..mapped], reads, context);
-        for (n, filled) in filled[..count].iter().enumerate().skip(mapped) {
-            if let Some((moving, wanted)) = *filled {
-                reads.map_moving(FrameId(chunk.frame.0 + n as u32), moving, wanted, 1, context);
-            }
-        }
+        let is_whole = alive.len() == count;
+        let mapped = if is_whole { memory.map_chunk(chunk.page, chunk.frame) } else { 0 };
+        memory.publish_read(chunk.page, &alive[..mapped], |resident| resident);
+        self.note_mapped(chunk, &alive[..mapped], reads, context);
+        reads.map_ended(FrameId(chunk.frame.0 + mapped as u32), &ended[mapped..], 1, context);
     }
 
     /// Counts the first pages of a chunk, which are mapped, and wakes the threads that wait for them.
     fn note_mapped(
         &self,
         chunk: &ChunkRead,
-        mapped: &[(Word, bool)],
+        mapped: &[ReadPage],
         reads: &Reads,
         context: WakeContext<'_>,
     ) {
@@ -199,7 +229,7 @@ impl HugeReads {
         self.pager.slots().note_transfer();
         counters.chunks_read.add(u64::from(mapped.len() as u64 == self.pager.pages_per_chunk()));
         let mut wanted = false;
-        for (n, _) in mapped.iter().enumerate().filter(|(_, (_, wanted))| *wanted) {
+        for (n, _) in mapped.iter().enumerate().filter(|(_, read)| read.wanted) {
             reads.count_served(reads.demanded_at(FrameId(chunk.frame.0 + n as u32)));
             wanted = true;
         }

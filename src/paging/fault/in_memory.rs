@@ -139,7 +139,7 @@ pub(in crate::paging) fn take_back(
     purpose: Purpose,
 ) -> Option<FaultStatus> {
     let frame = word.frame().expect("a cooling page has a frame");
-    if !pager.pool().moves().evict && !pager.pool().charge_page() {
+    if !pager.pool().moves().evict && !pager.pool().charge_pages(1) {
         return Some(FaultStatus::NoRoom);
     }
     let note = pager.frames().meta_of(frame);
@@ -176,7 +176,7 @@ pub(in crate::paging) fn take_back(
 /// `Writing`: the device may still read the frame, so the page gets a copy of it.
 fn copy_out(memory: &RegionMemory, page: PageId, word: Word) -> Option<FaultStatus> {
     let frame = word.frame().expect("a page being written has a frame");
-    if !memory.pool().charge_page() {
+    if !memory.pool().charge_pages(1) {
         return Some(FaultStatus::NoRoom);
     }
     if protocol::copy_out(memory.word(page), word).is_err() {

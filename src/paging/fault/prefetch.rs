@@ -63,7 +63,7 @@ impl Prefetch {
         let chunks = chunks.map_or(0..0, |(first, count)| first.0..first.0 + count.0);
         let chunks = chunks.step_by(per_chunk as usize).map(|first| (PageId(first), per_chunk));
         let mut room = true;
-        for (first, count) in window.pages(end).map(|page| (page, 1)).chain(chunks) {
+        for (first, count) in window.rows(end).chain(chunks) {
             let mut run = PrefetchRun { first, count: PageCount(count), for_stream: true };
             room = room && self.accept_run(&mut run, reads, huge_reads);
             if !room {
@@ -99,7 +99,7 @@ impl Prefetch {
         true
     }
 
-    /// Accepts the chunk or the page that a run begins with. Returns how many pages that were; `None`:
+    /// Accepts the chunk, or the pages that are stored, that a run begins with. Returns how many pages that were; `None`:
     /// there is no room at the moment.
     fn accept(
         &mut self,
@@ -125,12 +125,15 @@ impl Prefetch {
         }
         let word = self.pager.word(run.first).load();
         let status = match word.state() {
-            State::Stored => reads.accept(run.first, word, None),
+            State::Stored => {
+                let (looked, accepted) = reads.accept_row(run.first, run.count.0)?;
+                reading.add(accepted);
+                return Some(looked);
+            }
             State::Cooling => in_memory::take_back(&self.pager, run.first, word, Purpose::Prefetch),
             _ => None,
         };
-        reading.add(u64::from(status == Some(FaultStatus::Reading)));
-        (!matches!(status, Some(FaultStatus::NoRoom | FaultStatus::QueueFull))).then_some(1)
+        (status != Some(FaultStatus::NoRoom)).then_some(1)
     }
 
     /// Tells the evictor whether this handler waits for room.

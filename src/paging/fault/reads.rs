@@ -5,26 +5,28 @@
 //! wakes threads.
 //!
 //! # Invariants
-//! 1. The reads accepted and under way together are no more than [`DEPTH`].
+//! 1. The requests under way, and those that the accepted reads need, are no more than [`DEPTH`].
 
 use crate::base::deadline::{Term, look_every};
 use crate::base::error::{Error, Result};
-use crate::base::units::PageId;
-use crate::paging::evict::policy::Insert;
+use crate::base::units::{PageId, SlotId};
 use crate::paging::fault::fill;
 use crate::paging::fault::fill::Attempts;
 use crate::paging::fault::sched::{Polled, Polling, ThreadSched};
 use crate::paging::fault::status::{FaultStatus, Purpose};
+use crate::paging::page::chunks::CHUNK_PAGES_MAX;
 use crate::paging::page::word::{FrameId, State, Word};
 use crate::paging::pager::Pager;
+use crate::paging::pager::memory::ReadPage;
 use crate::paging::transfer::{Aim, Transfer, Transfers};
 use crate::store::Op;
 use crate::sys::uffd::Wake;
 use crate::sys::vm::KERNEL_PAGE;
+use arrayvec::ArrayVec;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Requests a handler keeps in flight.
+/// RequestCount a handler keeps in flight.
 pub(in crate::paging) const DEPTH: u32 = 256;
 /// Bytes installed for threads that wait before they are woken: bounds how long a page that is
 /// there is waited for.
@@ -60,6 +62,8 @@ struct FrameRead {
     is_pending: bool,
     /// `None`: the page was only asked for ahead.
     demand: Option<Demand>,
+    /// Of the next request for it.
+    aim: Aim,
     /// Reads that failed.
     attempts: Attempts,
     /// Since the device got the first of them.
@@ -70,6 +74,7 @@ impl FrameRead {
     const NONE: FrameRead = FrameRead {
         is_pending: false,
         demand: None,
+        aim: Aim::Prefetch,
         attempts: Attempts::NONE,
         term: Term::start(Duration::ZERO),
     };
@@ -77,10 +82,30 @@ impl FrameRead {
     fn purpose(&self) -> Purpose {
         if self.demand.is_some() { Purpose::Fault } else { Purpose::Prefetch }
     }
+}
 
-    fn aim(&self) -> Aim {
-        let is_ahead = self.demand.is_none() && !self.attempts.any();
-        if is_ahead { Aim::Prefetch } else { Aim::Demand }
+/// Counts the requests that read slots one after another.
+pub(super) struct RequestCount {
+    pages_max: usize,
+    count: usize,
+    /// The last slot, and the pages of its request.
+    last: Option<(SlotId, usize)>,
+}
+
+impl RequestCount {
+    pub(super) fn new(pages_max: usize) -> RequestCount {
+        RequestCount { pages_max, count: 0, last: None }
+    }
+
+    pub(super) fn add(&mut self, slot: SlotId) {
+        let joined =
+            self.last.filter(|(last, pages)| last.0 + 1 == slot.0 && *pages < self.pages_max);
+        self.count += usize::from(joined.is_none());
+        self.last = Some((slot, joined.map_or(1, |(_, pages)| pages + 1)));
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.count
     }
 }
 
@@ -94,6 +119,8 @@ pub(super) struct Reads {
     prefetches: usize,
     /// Frames that will be read into and were not handed to the device yet.
     accepted: Vec<FrameId>,
+    /// The requests that these need at most.
+    requests: usize,
     repeats: Vec<Repeat>,
     /// By frame, up to the last one that was read into.
     frames: Vec<FrameRead>,
@@ -115,6 +142,7 @@ impl Reads {
             transfers: Transfers::new(Arc::clone(&pager), DEPTH, &watched)?,
             prefetches: 0,
             accepted: Vec::with_capacity(frames),
+            requests: 0,
             repeats: Vec::with_capacity(frames),
             frames: Vec::with_capacity(frames),
             to_wake: Vec::with_capacity(WAKE_BYTES_MAX / KERNEL_PAGE),
@@ -134,9 +162,14 @@ impl Reads {
         self.transfers.is_idle() && self.accepted.is_empty() && self.repeats.is_empty()
     }
 
-    /// True if this many pages more may be read.
-    pub(super) fn has_room_for(&self, pages: u64) -> bool {
-        self.accepted.len() as u64 + pages <= self.transfers.room() as u64
+    /// True if this many requests more may be made.
+    pub(super) fn has_room_for(&self, requests: usize) -> bool {
+        self.requests + requests <= self.transfers.room()
+    }
+
+    /// Maximum number of pages of one request into a run of frames.
+    pub(super) fn run_pages_max(&self) -> usize {
+        self.transfers.pages_max(Op::Read, true)
     }
 
     // Accepting.
@@ -157,6 +190,7 @@ impl Reads {
         }
         match fill::begin_fill(self.pager.memory(), page, stored, purpose) {
             Ok(frame) => {
+                self.requests += 1;
                 self.push_accepted(frame, demand);
                 Some(FaultStatus::Reading)
             }
@@ -164,19 +198,51 @@ impl Reads {
         }
     }
 
-    /// As [`accept`](Self::accept), ahead of faults and into a frame that the caller has reserved, and
-    /// that is given back if the page is not `Stored`. Returns whether it was accepted.
-    pub(super) fn accept_into(&mut self, frame: FrameId, page: PageId) -> bool {
-        let word = self.pager.word(page).load();
-        if word.state() != State::Stored {
-            self.pager.pool().cancel_fill(frame);
-            return false;
+    /// Accepts reads of the first of `count` pages, as far as they are `Stored`, ahead of faults and into neighbouring
+    /// frames. Returns how many it has looked at, and how many it has accepted; `None`: there is no room.
+    pub(super) fn accept_row(&mut self, first: PageId, count: u64) -> Option<(u64, u64)> {
+        let room = self.transfers.room().saturating_sub(self.requests) as u64;
+        if room == 0 || self.pager.starved().len() > 0 {
+            return None; // Faults go first.
         }
-        let accepted =
-            fill::begin_fill_into(self.pager.memory(), frame, page, word, Purpose::Prefetch);
-        if accepted {
-            self.push_accepted(frame, None);
+        let is_stored = |page: &PageId| self.pager.word(*page).load().state() == State::Stored;
+        let most = count.min(room).min(self.transfers.pages_max(Op::Read, false) as u64);
+        let pages = (first.0..first.0 + most).map(PageId);
+        let stored = pages.clone().take_while(is_stored).count();
+        if stored == 0 {
+            return Some((1, 0));
         }
+        let (frame, got) = self.pager.pool().reserve_fills(stored)?;
+        let accepted = self.accept_run(frame, pages.take(got));
+        self.pager.pool().check_low();
+        Some((got as u64, accepted))
+    }
+
+    /// As [`accept`](Self::accept), ahead of faults and into neighbouring frames that the caller has reserved, from `first`
+    /// on. Frames of pages that are not `Stored`, or for which there is no room, are given back. Returns how many pages
+    /// were accepted.
+    pub(super) fn accept_run(
+        &mut self,
+        first: FrameId,
+        pages: impl Iterator<Item = PageId>,
+    ) -> u64 {
+        let (mut accepted, before) = (0, self.requests);
+        let mut requests = RequestCount::new(self.run_pages_max());
+        for (page, frame) in pages.zip((first.0..).map(FrameId)) {
+            let word = self.pager.word(page).load();
+            self.requests = before + requests.count();
+            if word.state() != State::Stored || !self.has_room_for(1) {
+                self.pager.pool().cancel_fill(frame);
+                continue;
+            }
+            let memory = self.pager.memory();
+            if fill::begin_fill_into(memory, frame, page, word, Purpose::Prefetch) {
+                requests.add(self.pager.frames().slot_of_fill(frame));
+                self.push_accepted(frame, None);
+                accepted += 1;
+            }
+        }
+        self.requests = before + requests.count();
         accepted
     }
 
@@ -185,7 +251,8 @@ impl Reads {
         if at >= self.frames.len() {
             self.frames.resize(at + 1, FrameRead::NONE);
         }
-        self.frames[at] = FrameRead { is_pending: true, demand, ..FrameRead::NONE };
+        let aim = if demand.is_some() { Aim::Demand } else { Aim::Prefetch };
+        self.frames[at] = FrameRead { is_pending: true, demand, aim, ..FrameRead::NONE };
         self.accepted.push(frame);
     }
 
@@ -193,10 +260,18 @@ impl Reads {
     /// is demanded from now on. (Where another handler reads it, that handler learns of it when the
     /// read is over.)
     pub(super) fn demand(&mut self, frame: FrameId, demand: Demand) {
+        // A page of a run is not mapped before the others.
+        let may_split = self.pager.frames().run_of(frame).is_none() && self.has_room_for(2);
         let read = self.frames.get_mut(frame.0 as usize);
-        if let Some(read) = read.filter(|read| read.is_pending && read.demand.is_none()) {
-            read.demand = Some(demand);
-            self.pager.counters().prefetch_hits.bump();
+        let Some(read) = read.filter(|read| read.is_pending && read.demand.is_none()) else {
+            return;
+        };
+        read.demand = Some(demand);
+        self.pager.counters().prefetch_hits.bump();
+        if may_split {
+            // Read by itself, if its neighbours are not read yet, before them.
+            read.aim = Aim::Demand;
+            self.requests += 2;
         }
     }
 
@@ -207,15 +282,15 @@ impl Reads {
         let slot_of = |frame| self.pager.frames().slot_of_fill(frame);
         // What a thread waits for goes first, and alone where its neighbours are not urgent.
         let reads = &self.frames;
-        let is_ahead = |frame: FrameId| reads[frame.0 as usize].aim() == Aim::Prefetch;
+        let is_ahead = |frame: FrameId| reads[frame.0 as usize].aim == Aim::Prefetch;
         self.accepted.sort_unstable_by_key(|frame| (is_ahead(*frame), slot_of(*frame)));
         let mut at = 0;
         while at < self.accepted.len() {
             let first = self.accepted[at];
-            let (aim, slot) = (self.frames[first.0 as usize].aim(), slot_of(first));
+            let (aim, slot) = (self.frames[first.0 as usize].aim, slot_of(first));
             let follows = |&(n, frame): &(u64, FrameId)| {
                 let read = &self.frames[frame.0 as usize];
-                slot_of(frame).0 == slot.0 + n && read.aim() == aim && !read.attempts.any()
+                slot_of(frame).0 == slot.0 + n && read.aim == aim && !read.attempts.any()
             };
             // What has failed before is read alone: a bad place costs no other page.
             let most = if self.frames[first.0 as usize].attempts.any() { 1 } else { usize::MAX };
@@ -234,6 +309,7 @@ impl Reads {
             at += count;
         }
         self.accepted.clear();
+        self.requests = 0;
     }
 
     /// How long to wait for the device at most, where there is no other reason to wake.
@@ -282,47 +358,77 @@ impl Reads {
         self.frames[frame.0 as usize].demand.map(|demand| demand.arrived)
     }
 
-    /// The page that was read into `frame` becomes `Moving`; says whether a thread waits for it, too.
-    /// `None`: it was discarded.
-    pub(super) fn end_fill(&mut self, frame: FrameId) -> Option<(Word, bool)> {
+    /// The page that was read into `frame` becomes `Moving`. `None`: it was discarded.
+    pub(super) fn end_fill(&mut self, frame: FrameId) -> Option<ReadPage> {
         self.frames[frame.0 as usize].is_pending = false;
         fill::end_fill(self.pager.memory(), self.pager.slots(), frame)
     }
 
-    /// Maps the page that was read into `frame`. Threads that wait for it are woken by that, or later
-    /// together with others. `more` pages follow.
-    pub(super) fn map(&mut self, frame: FrameId, more: usize, context: WakeContext<'_>) {
-        if let Some((moving, wanted)) = self.end_fill(frame) {
-            self.map_moving(frame, moving, wanted, more, context);
-        }
-    }
-
-    /// As [`map`](Self::map), for a page that is `moving` already, and `wanted` if a thread waits for
-    /// it.
-    pub(super) fn map_moving(
+    /// Maps neighbouring pages that were read into neighbouring frames, from `first` on. Threads that wait for them are
+    /// woken by that, or later together with others. `more` pages follow.
+    pub(super) fn map(
         &mut self,
-        frame: FrameId,
-        moving: Word,
-        wanted: bool,
+        first: FrameId,
+        count: usize,
         more: usize,
         context: WakeContext<'_>,
     ) {
-        let page = self.pager.frames().page(frame);
-        let demand = self.frames[frame.0 as usize].demand;
-        let write = demand.is_some_and(|demand| demand.write);
-        let insert = if wanted { Insert::Filled } else { Insert::Prefetched };
-        let wake = if wanted && self.wakes_at_once(context) { Wake::Yes } else { Wake::No };
-        if fill::map_fill(&self.pager, frame, moving, write, insert, wake).is_err() || !wanted {
-            return;
+        let frames = (first.0..).take(count).map(FrameId);
+        let ended: ArrayVec<_, CHUNK_PAGES_MAX> =
+            frames.map(|frame| self.end_fill(frame)).collect();
+        self.map_ended(first, &ended, more, context);
+    }
+
+    /// As [`map`](Self::map), for pages that are `Moving` already, but for those that were discarded.
+    pub(super) fn map_ended(
+        &mut self,
+        first: FrameId,
+        ended: &[Option<ReadPage>],
+        more: usize,
+        context: WakeContext<'_>,
+    ) {
+        let mut at = 0;
+        while at < ended.len() {
+            let frame = FrameId(first.0 + at as u32);
+            let write = self.is_for_write(frame);
+            let row = (frame.0..).map(FrameId).zip(&ended[at..]);
+            let row =
+                row.map_while(|(frame, read)| read.filter(|_| self.is_for_write(frame) == write));
+            let row: ArrayVec<ReadPage, CHUNK_PAGES_MAX> = row.collect();
+            at += match row.is_empty() {
+                true => 1,
+                false => self.map_row(frame, &row, write, more, context),
+            };
         }
-        self.count_served(demand.map(|demand| demand.arrived));
-        if wake == Wake::Yes {
-            return;
+    }
+
+    fn is_for_write(&self, frame: FrameId) -> bool {
+        self.frames[frame.0 as usize].demand.is_some_and(|demand| demand.write)
+    }
+
+    /// Maps the first pages of a row; returns how many it has looked at.
+    fn map_row(
+        &mut self,
+        first: FrameId,
+        row: &[ReadPage],
+        write: bool,
+        more: usize,
+        context: WakeContext<'_>,
+    ) -> usize {
+        let page = self.pager.frames().page(first);
+        let is_wanted = row.iter().any(|read| read.wanted);
+        let wake = if is_wanted && self.wakes_at_once(context) { Wake::Yes } else { Wake::No };
+        let Ok(mapped) = fill::map_fills(&self.pager, first, row, write, wake) else { return 1 };
+        for (n, _) in (0..).zip(&row[..mapped]).filter(|(_, read)| read.wanted) {
+            self.count_served(self.demanded_at(FrameId(first.0 + n)));
+            if wake == Wake::No {
+                self.to_wake.push(PageId(page.0 + u64::from(n)));
+                if self.to_wake.len() * self.pager.page_bytes() >= WAKE_BYTES_MAX {
+                    self.wake_all(more, context);
+                }
+            }
         }
-        self.to_wake.push(page);
-        if self.to_wake.len() * self.pager.page_bytes() >= WAKE_BYTES_MAX {
-            self.wake_all(more, context);
-        }
+        mapped
     }
 
     /// Counts a fault that a read has served. `None`: another handler's.
@@ -409,6 +515,8 @@ impl Reads {
                 continue;
             }
             self.repeats.swap_remove(at);
+            self.frames[frame.0 as usize].aim = Aim::Demand;
+            self.requests += 1;
             self.accepted.push(frame);
         }
     }

@@ -22,7 +22,6 @@ use crate::base::sync::{AtomicUsize, Interrupted, Ordering};
 use crate::base::units::{PageCount, PageId};
 use crate::base::visited::Visited;
 use crate::paging::diagnostics;
-use crate::paging::evict::policy::Insert;
 use crate::paging::fault::fill;
 use crate::paging::fault::in_memory;
 use crate::paging::fault::no_room;
@@ -33,7 +32,7 @@ use crate::paging::page::backoff;
 use crate::paging::page::protocol;
 use crate::paging::page::word::{FrameId, State, Word};
 use crate::paging::pager::Pager;
-use crate::paging::pager::memory::RegionMemory;
+use crate::paging::pager::memory::{ReadPage, RegionMemory};
 use crate::paging::pager::slot_store::SlotStore;
 use crate::paging::readahead::{FaultOn, PrefetchRun};
 use crate::paging::transfer::check_read;
@@ -203,9 +202,10 @@ fn read_in_thread(
             return None;
         }
     }
-    let (moving, _) = fill::end_fill(pager.memory(), pager.slots(), frame)?;
+    let read = fill::end_fill(pager.memory(), pager.slots(), frame)?;
     // A page that was asked for ahead is touched next by the thread that asked.
-    if let Err(status) = fill::map_fill(pager, frame, moving, write, Insert::Filled, Wake::No) {
+    let read = ReadPage { wanted: true, ..read };
+    if let Err(status) = fill::map_fills(pager, frame, &[read], write, Wake::No) {
         return Some(status);
     }
     match purpose {

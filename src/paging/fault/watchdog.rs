@@ -17,6 +17,7 @@ use crate::paging::page::frame_meta::ReadTurn;
 use crate::paging::page::word::{FrameId, State};
 use crate::paging::pager::Pager;
 use crate::paging::pager::lost;
+use crate::paging::pager::memory::ReadPage;
 use crate::sys::thread;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -98,7 +99,8 @@ fn revoke(pager: &Pager, frame: FrameId, turn: ReadTurn) {
     let page = note.page();
     let slot = note.slot();
     // Without its slot, which stays the reader's as long as the device reads it.
-    if let Some((moving, _)) = fill::take_filled(pager.memory(), pager.slots(), frame, None) {
+    let read = fill::take_filled(pager.memory(), pager.slots(), frame, None);
+    if let Some(ReadPage { moving, .. }) = read {
         pager.counters().read_errors.bump();
         lost::poison(pager, page, moving, &pager.slots().timed_out(slot));
     }

@@ -12,11 +12,11 @@ use crate::base::error::Result;
 use crate::base::sync::{AtomicBool, AtomicU64, Ordering, Rank};
 use crate::base::units::ByteCount;
 use crate::meta::LazyArray;
+use crate::paging::page::backoff;
 use crate::paging::page::chunk_state::{ChunkState, ChunkView, Entered, Phase};
-use crate::paging::page::{BATCH_MAX, backoff};
 use crate::sys::pagemap::Pagemap;
 use crate::sys::signals::FaultLock;
-use crate::sys::vm::HUGE_PAGE;
+use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Bytes of a chunk: a huge page.
@@ -26,9 +26,8 @@ pub(in crate::paging) const CHUNK: usize = HUGE_PAGE;
 /// have. Each run costs two, and the program needs most of them for itself.
 const RUN_MAPPINGS_PART: u64 = 16;
 
-/// Maximum number of pages of a chunk that is read whole: half a batch, so that batches of the evictor
-/// have room for one.
-pub(in crate::paging) const CHUNK_PAGES_MAX: usize = BATCH_MAX / 2;
+/// Maximum number of pages of a chunk.
+pub(in crate::paging) const CHUNK_PAGES_MAX: usize = CHUNK / KERNEL_PAGE;
 
 /// A chunk: its index from the region's start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -32,7 +32,6 @@ use crate::base::strict_assert;
 use crate::base::sync::{AtomicUsize, Ordering, Rank};
 use crate::base::units::{PageId, SlotId};
 use crate::meta::LazyArray;
-use crate::paging::page::chunks::CHUNK_PAGES_MAX;
 use crate::paging::page::frame_meta::{FrameMeta, FrameOutcome};
 use crate::paging::page::spare_runs::SpareRuns;
 use crate::paging::page::word::FrameId;
@@ -56,22 +55,22 @@ pub(crate) struct Frames {
 
 #[derive(Debug)]
 struct Lists {
-    empty: Empty,
-    spare: Vec<FrameId>,
+    empty: FrameSet,
+    spare: FrameSet,
     /// Frames of each run that are in use, or spare.
     out: Vec<usize>,
 }
 
-/// The empty frames, a bit each: neighbours are found, and low ones are used first.
+/// A set of frames, a bit each: neighbours are found, and low ones are used first.
 #[derive(Debug)]
-struct Empty {
+struct FrameSet {
     bits: Vec<u64>,
     count: usize,
 }
 
-impl Empty {
-    fn none(frames: usize) -> Empty {
-        Empty { bits: vec![0; frames.div_ceil(64)], count: 0 }
+impl FrameSet {
+    fn none(frames: usize) -> FrameSet {
+        FrameSet { bits: vec![0; frames.div_ceil(64)], count: 0 }
     }
 
     fn has(&self, frame: usize) -> bool {
@@ -108,15 +107,15 @@ impl Empty {
         best
     }
 
-    /// Takes the longest run of at most `most` frames out.
-    fn take(&mut self, most: usize) -> Option<(usize, usize)> {
-        if self.count == 0 {
+    /// Takes the longest run of at most `most` frames out, if it has `least`.
+    fn take(&mut self, least: usize, most: usize) -> Option<(FrameId, usize)> {
+        if self.count < least {
             return None;
         }
-        let (first, len) = self.longest(most)?;
+        let (first, len) = self.longest(most).filter(|(_, len)| *len >= least)?;
         (first..first + len).for_each(|frame| self.bits[frame / 64] &= !(1 << (frame % 64)));
         self.count -= len;
-        Some((first, len))
+        Some((FrameId(first as u32), len))
     }
 }
 
@@ -142,9 +141,9 @@ impl Frames {
             drop(staging.use_huge_pages(0, in_runs * page_bytes));
         }
         u32::try_from(count).expect("frame counts are small");
-        let mut empty = Empty::none(count);
+        let mut empty = FrameSet::none(count);
         (in_runs..count).for_each(|frame| empty.insert(frame));
-        let lists = Lists { empty, spare: Vec::with_capacity(singles), out: vec![0; runs] };
+        let lists = Lists { empty, spare: FrameSet::none(count), out: vec![0; runs] };
         Ok(Frames {
             staging,
             page_bytes,
@@ -169,11 +168,6 @@ impl Frames {
 
     pub(crate) fn has_runs(&self) -> bool {
         self.in_runs > 0
-    }
-
-    /// True if there are runs that chunks can be read into.
-    pub(crate) fn has_small_runs(&self) -> bool {
-        self.has_runs() && self.run_frames <= CHUNK_PAGES_MAX
     }
 
     /// All runs.
@@ -231,13 +225,18 @@ impl Frames {
     }
 
     pub(crate) fn take_spare(&self) -> Option<FrameId> {
-        if self.spare_len() == 0 {
+        self.take_spares(1, 1).map(|(first, _)| first)
+    }
+
+    /// Takes neighbours, `least` to `most`: the longest run of spare frames there is.
+    pub(crate) fn take_spares(&self, least: usize, most: usize) -> Option<(FrameId, usize)> {
+        if self.spare_len() < least {
             return None;
         }
         let mut lists = self.lists.lock();
-        let frame = lists.spare.pop();
-        self.spare_len.store(lists.spare.len(), Ordering::Relaxed);
-        frame
+        let taken = lists.spare.take(least, most);
+        self.spare_len.store(lists.spare.count, Ordering::Relaxed);
+        taken
     }
 
     pub(crate) fn take_empty(&self) -> Option<FrameId> {
@@ -246,8 +245,7 @@ impl Frames {
 
     /// Takes neighbours, at most `most`: the longest run of empty frames there is.
     pub(crate) fn take_empties(&self, most: usize) -> Option<(FrameId, usize)> {
-        let (first, len) = self.lists.lock().empty.take(most)?;
-        Some((FrameId(first as u32), len))
+        self.lists.lock().empty.take(1, most)
     }
 
     /// Takes a whole run; its first frame.
@@ -275,11 +273,11 @@ impl Frames {
         &self.spare_runs
     }
 
-    pub(crate) fn put_spare(&self, frame: FrameId) {
+    /// Lists frames with memory that wait for a fill.
+    pub(crate) fn put_spares(&self, frames: impl Iterator<Item = FrameId>) {
         let mut lists = self.lists.lock();
-        strict_assert!(lists.spare.len() < lists.spare.capacity(), "{frame:?} is listed twice");
-        lists.spare.push(frame);
-        self.spare_len.store(lists.spare.len(), Ordering::Relaxed);
+        frames.for_each(|frame| lists.spare.insert(frame.0 as usize));
+        self.spare_len.store(lists.spare.count, Ordering::Relaxed);
     }
 
     /// Lists a frame without memory.
@@ -400,7 +398,7 @@ mod tests {
         let a = frames.take_empty().expect("two are empty");
         let b = frames.take_empty().expect("one is empty");
         assert_eq!(frames.take_empty(), None);
-        frames.put_spare(a);
+        frames.put_spares([a].into_iter());
         assert_eq!(frames.take_spare(), Some(a));
         frames.release(b).expect("own memory drops");
         assert_eq!(frames.take_empty(), Some(b));

@@ -15,8 +15,7 @@ pub(crate) mod protocol;
 pub(crate) mod spare_runs;
 pub(crate) mod word;
 
-/// Maximum number of pages handled by one batch of installs, evictions or discards: two chunks of pages
-/// of 16 KiB.
+/// Maximum number of pages handled by one batch of installs, evictions or discards.
 #[cfg(not(loom))]
 pub(in crate::paging) const BATCH_MAX: usize = 256;
 

@@ -179,17 +179,24 @@ impl FramePool {
 
     /// A frame with memory: a spare one, or an empty one that is charged.
     pub(in crate::paging) fn charged_frame(&self, headroom: ByteCount) -> Option<FrameId> {
-        if let Some(frame) = self.staging.take_spare() {
-            return Some(frame);
-        }
-        if !self.charge_leaving(self.page_size(), headroom) {
-            return None;
-        }
-        let frame = self.staging.take_empty();
-        if frame.is_none() {
-            self.budget.uncharge(self.page_size());
-        }
-        frame
+        self.charged_frames(1, headroom).map(|(first, _)| first)
+    }
+
+    /// Neighbouring frames with memory, one to `most`: spare ones, or empty ones that are charged.
+    fn charged_frames(&self, most: usize, headroom: ByteCount) -> Option<(FrameId, usize)> {
+        /// Each row of neighbours is a segment of a request, and a call to map it: more than new memory costs.
+        const SPARES_MIN: usize = 8;
+        let spares = |least| self.staging.take_spares(least, most);
+        let charged = || {
+            let bytes = |count| ByteCount((count * self.page_bytes) as u64);
+            let charges = |count: &usize| self.charge_leaving(bytes(*count), headroom);
+            let charged = [most, 1].into_iter().find(charges)?;
+            let taken = self.staging.take_empties(charged);
+            let got = taken.map_or(0, |(_, count)| count);
+            self.budget.uncharge(bytes(charged - got));
+            taken
+        };
+        spares(SPARES_MIN.min(most)).or_else(charged).or_else(|| spares(1))
     }
 
     /// Charges `bytes` if the limit has room for them and `headroom` more; spare runs give way if
@@ -212,14 +219,15 @@ impl FramePool {
         self.moves.fill || self.staging.run_of(frame).is_some()
     }
 
-    /// Takes what a fill needs: a frame, and with COPY a charge for the page as well.
-    pub(in crate::paging) fn reserve_fill(&self) -> Option<FrameId> {
-        let frame = self.charged_frame(self.headroom())?;
-        if !self.moves.fill && !self.charge_page() {
-            self.recycle(frame);
-            return None;
+    /// Takes what fills of one to `most` pages need: neighbouring frames, and with COPY charges for the pages as well.
+    pub(in crate::paging) fn reserve_fills(&self, most: usize) -> Option<(FrameId, usize)> {
+        let (first, count) = self.charged_frames(most, self.headroom())?;
+        if self.moves.fill {
+            return Some((first, count));
         }
-        Some(frame)
+        let charged = [count, 1].into_iter().find(|count| self.charge_pages(*count)).unwrap_or(0);
+        self.recycle(FrameId(first.0 + charged as u32), count - charged);
+        (charged > 0).then_some((first, charged))
     }
 
     /// Bytes of the limit that pages without a slot cannot have.
@@ -235,40 +243,45 @@ impl FramePool {
         self.available() >= self.watermarks.for_fresh().0 + self.page_size().0
     }
 
-    /// Charges one page; spare frames give way when the limit is reached.
-    pub(in crate::paging) fn charge_page(&self) -> bool {
+    /// Charges pages; a spare frame gives way when the limit is reached.
+    pub(in crate::paging) fn charge_pages(&self, count: usize) -> bool {
+        let bytes = ByteCount((count * self.page_bytes) as u64);
         let headroom = self.headroom();
-        if self.charge_leaving(self.page_size(), headroom) {
+        if self.charge_leaving(bytes, headroom) {
             return true;
         }
         let Some(frame) = self.staging.take_spare() else { return false };
-        self.free_frame(frame);
-        self.budget.try_charge_leaving(self.page_size(), headroom)
+        self.free(frame, 1);
+        self.budget.try_charge_leaving(bytes, headroom)
     }
 
-    /// Returns what [`reserve_fill`](Self::reserve_fill) took, unused.
+    /// Returns what [`reserve_fills`](Self::reserve_fills) took for a page, unused.
     pub(in crate::paging) fn cancel_fill(&self, frame: FrameId) {
         if !self.moves_in(frame) {
             self.budget.uncharge(self.page_size());
         }
-        self.recycle(frame);
+        self.recycle(frame, 1);
     }
 
-    /// Lists a frame whose memory was never mapped in the region as spare, or frees its memory when
+    /// Lists neighbouring frames whose memory was never mapped in the region as spare, or frees their memory when
     /// there are plenty or others wait for it.
-    pub(in crate::paging) fn recycle(&self, frame: FrameId) {
+    pub(in crate::paging) fn recycle(&self, first: FrameId, count: usize) {
         // Each saves new memory of the kernel, 1.4 us for 4 KiB (docs/measurements/faults.md), which no page can
         // have meanwhile.
-        const SPARE_MAX: usize = 64;
+        const SPARE_BYTES_MAX: usize = 1 << 20;
         // Where fills carry the memory off into the region, none would be left as spare.
         let keeps = !self.moves.fill && self.managed.deficit() == 0;
-        let most = SPARE_MAX.min(self.staging.singles() / 2);
+        let most = (SPARE_BYTES_MAX / self.page_bytes).clamp(1, self.staging.singles() / 2);
         let worth = (self.watermarks.evict_below() as usize / self.page_bytes).clamp(1, most);
-        let is_single = self.staging.run_of(frame).is_none();
-        if keeps && is_single && self.staging.spare_len() < worth {
-            self.staging.put_spare(frame);
-        } else {
-            self.free_frame(frame);
+        let is_single = self.staging.run_of(first).is_none();
+        let room = worth.saturating_sub(self.staging.spare_len());
+        let kept = if keeps && is_single { count.min(room) } else { 0 };
+        let mut frames = (first.0..).take(count).map(FrameId);
+        if kept > 0 {
+            self.staging.put_spares(frames.by_ref().take(kept));
+        }
+        if kept < count {
+            self.free(FrameId(first.0 + kept as u32), count - kept);
         }
     }
 
@@ -278,7 +291,7 @@ impl FramePool {
     /// page that it was. Frames that the pages were copied to are recycled.
     pub(in crate::paging) fn give_back(&self, frames: &mut Vec<FrameId>) {
         if !self.moves.evict {
-            return frames.drain(..).for_each(|frame| self.recycle(frame));
+            return frames.drain(..).for_each(|frame| self.recycle(frame, 1));
         }
         frames.sort_unstable();
         let mut pieces = [Piece::new(0, 0); BATCH_MAX];
@@ -326,7 +339,7 @@ impl FramePool {
         self.staging.touch(first);
         match self.staging.run_of(first) {
             Some(_) => self.staging.spare_runs().put(first),
-            None => self.staging.put_spare(first),
+            None => self.staging.put_spares([first].into_iter()),
         }
         true
     }
@@ -360,31 +373,23 @@ impl FramePool {
                 return false;
             }
             let Some(frame) = self.staging.take_spare() else { return false };
-            self.free_frame(frame);
+            self.free(frame, 1);
         }
     }
 
     /// Frees the memory and the charge of a spare run; returns how many bytes that were.
     pub(in crate::paging) fn free_spare_run(&self) -> u64 {
         let Some(first) = self.staging.spare_runs().take() else { return 0 };
-        self.free_run(first);
+        self.free(first, self.staging.run_frames());
         HUGE_PAGE as u64
     }
 
-    /// Frees the memory and the charge of a whole run.
-    pub(in crate::paging) fn free_run(&self, first: FrameId) {
-        let piece = Piece::new(self.staging.addr(first), HUGE_PAGE);
+    /// Frees the memory and the charge of neighbouring frames, a run of them at most.
+    pub(in crate::paging) fn free(&self, first: FrameId, count: usize) {
+        let piece = Piece::new(self.staging.addr(first), count * self.page_bytes);
         let mut frames = [first; HUGE_PAGE / KERNEL_PAGE];
-        let count = self.staging.run_frames();
         frames.iter_mut().zip(first.0..).for_each(|(frame, n)| *frame = FrameId(n));
         self.free_frames(&frames[..count], &[piece]);
-    }
-
-    /// Frees the memory of a frame and its charge.
-    pub(in crate::paging) fn free_frame(&self, frame: FrameId) {
-        if self.staging.release(frame).is_ok() {
-            self.uncharge_freed(self.page_bytes as u64);
-        }
     }
 
     /// Uncharges frames that were freed, but for what tables of slots keep.
@@ -406,7 +411,7 @@ impl FramePool {
                 self.slot_charge.put_back(kept, if needed { bytes.0 } else { 0 });
                 return false;
             };
-            self.free_frame(frame);
+            self.free(frame, 1);
         }
         self.budget.uncharge(ByteCount(kept.saturating_sub(bytes.0)));
         true
@@ -418,7 +423,7 @@ impl FramePool {
         if self.moves.evict {
             self.staging.take_empties(most).or_else(|| {
                 // All are spare: after an eviction that nobody needed the room of.
-                self.free_frame(self.staging.take_spare()?);
+                self.free(self.staging.take_spare()?, 1);
                 self.staging.take_empties(most)
             })
         } else {
@@ -459,7 +464,7 @@ impl FramePool {
         if self.copy_charge_lent.swap(false, Ordering::Relaxed) {
             drop(self.staging.release(frame));
         } else {
-            self.recycle(frame);
+            self.recycle(frame, 1);
         }
     }
 

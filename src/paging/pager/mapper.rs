@@ -276,19 +276,20 @@ impl Mapper {
 
     // Installing.
 
-    /// Copies `content` to the missing page at `start`.
+    /// Copies `content` to the missing pages of `len` bytes at `start`.
     ///
     /// # Safety
-    /// The page is `Moving` by this thread; `content` is what it holds, and a page long.
+    /// The pages are `Moving` by this thread; `content` is what they hold, and as long.
     pub(in crate::paging) unsafe fn copy(
         &self,
         start: usize,
         content: *const u8,
+        len: usize,
         protect: Protect,
         wake: Wake,
     ) -> Outcome {
         // SAFETY: the caller's promise.
-        unsafe { self.uffd.copy(start, content, self.page_bytes, protect, wake) }
+        unsafe { self.uffd.copy(start, content, len, protect, wake) }
     }
 
     /// Copies what of the page at `start` is not mapped yet from `content`.

@@ -25,6 +25,13 @@ use crate::sys::signals::FaultLock;
 use crate::sys::uffd::{Outcome, Protect, Wake};
 use crate::sys::vm::{HUGE_PAGE, Piece, copy_checked};
 
+/// A page whose content was read: its word, `Moving` by this thread, and whether a thread waits for it.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::paging) struct ReadPage {
+    pub(in crate::paging) moving: Word,
+    pub(in crate::paging) wanted: bool,
+}
+
 /// Pages and frames, what maps them, the policy, which knows what is mapped, and the counters of all that.
 #[derive(Debug)]
 pub(in crate::paging) struct RegionMemory {
@@ -80,7 +87,7 @@ impl RegionMemory {
 
     /// True if chunks that a stream leads to are read whole, into runs of frames.
     pub(in crate::paging) fn reads_chunks(&self) -> bool {
-        self.pool.moves().evict && !self.mapper.is_in_thread() && self.frames().has_small_runs()
+        self.pool.moves().evict && !self.mapper.is_in_thread() && self.frames().has_runs()
     }
 
     /// True if a page is far memory, all of it.
@@ -164,64 +171,66 @@ impl RegionMemory {
         is_back
     }
 
-    /// Maps a frame's content as `page`, which is `Moving` by this thread; returns whether it is write-protected:
-    /// where MOVE refuses, because the program has split the mapping or may not write there, it is, or it could not
-    /// leave again. The frame is consumed, its memory or the charge of the fill now the page's. The waiting threads are
-    /// woken by that, if asked for, or by [`publish_mapped`](RegionMemory::publish_mapped).
+    /// Maps the content of neighbouring frames, from `frame` on, as `count` pages from `first` on, which are `Moving` by
+    /// this thread. Returns how many of them are mapped, the first ones, at least one, and whether they are
+    /// write-protected: where MOVE refuses, because the program has split the mapping or may not write there, they are,
+    /// or they could not leave again. Their frames are consumed, the memory or the charge of the fill now the page's. The
+    /// waiting threads are woken by that, if asked for, or by [`wake`](RegionMemory::wake).
     ///
     /// # Errors
-    /// When the kernel is out of memory: the page is still missing, the frame still the caller's.
+    /// When the kernel is out of memory: the pages are still missing, the frames still the caller's.
     pub(in crate::paging) fn install(
         &self,
-        page: PageId,
-        frame: FrameId,
+        (first, frame, count): (PageId, FrameId, usize),
         protect: Protect,
         wake: Wake,
-    ) -> Result<Protect> {
-        let (dst, src) = (self.table.addr(page), self.frames().addr(frame));
+    ) -> Result<(usize, Protect)> {
+        let (dst, src) = (self.table.addr(first), self.frames().addr(frame));
+        let len = count * self.page_bytes();
         let by_move = self.pool.moves_in(frame);
         let outcome = if by_move {
             self.mapper.clear_way(dst, self.page_bytes());
-            // SAFETY: the page is missing and this thread alone may fill it (it is `Moving`); the
-            // frame is this thread's and holds the page's content.
-            unsafe { self.move_memory(dst, src, self.page_bytes(), wake) }
+            // SAFETY: the pages are missing and this thread alone may fill them (they are `Moving`); the
+            // frames are this thread's and hold the pages' contents.
+            unsafe { self.move_memory(dst, src, len, wake) }
         } else {
             // SAFETY: as above.
-            unsafe { self.mapper.copy(dst, src as *const u8, protect, wake) }
+            unsafe { self.mapper.copy(dst, src as *const u8, len, protect, wake) }
         };
         match outcome {
-            Outcome::Done => {
-                self.mapper.note_mapped();
-                match by_move {
-                    true => self.frames().put_empty(frame),
-                    false => self.pool.recycle(frame),
-                }
-                return Ok(protect);
-            }
+            Outcome::Done => self.mapper.note_mapped(),
             // Rarely, just after a device read, the kernel still holds the frame.
             Outcome::Busy { .. } => self.counters.install_busy.bump(),
             // Nobody else fills it. Should the kernel say so of a page that is missing: once more.
-            Outcome::Present { bytes } => self.check_missing(page, bytes),
+            Outcome::Present { bytes } => self.check_missing(first, bytes),
             Outcome::Failed { .. } => {}
         }
-        let mapped = outcome.bytes_of(self.page_bytes());
+        let mapped = outcome.bytes_of(len);
         if mapped == 0 && !is_copied_then(outcome) {
             return Err(install_error(outcome));
         }
+        let (whole, part) = (mapped / self.page_bytes(), mapped % self.page_bytes());
+        match by_move {
+            true => (frame.0..).take(whole).for_each(|n| self.frames().put_empty(FrameId(n))),
+            false => self.pool.recycle(frame, whole),
+        }
+        if whole > 0 && part == 0 {
+            return Ok((whole, protect));
+        }
         let protect = if by_move && mapped == 0 { Protect::Yes } else { protect };
+        let (page, frame) = (PageId(first.0 + whole as u64), FrameId(frame.0 + whole as u32));
         // A page half of which is mapped cannot be tried again: nor can it be unmapped, for
         // threads may have written to that half.
-        self.copy_rest(page, frame, mapped, protect)?;
+        self.copy_rest(page, frame, part, protect)?;
         if wake == Wake::Yes {
             self.wake(page);
         }
-        if by_move {
+        match by_move {
             // The page is mapped, whatever becomes of the frame's memory.
-            drop(self.frames().release(frame));
-        } else {
-            self.pool.recycle(frame);
+            true => drop(self.frames().release(frame)),
+            false => self.pool.recycle(frame, 1),
         }
-        Ok(protect)
+        Ok((whole + 1, protect))
     }
 
     /// Maps a run of frames, with its content, as the chunk that begins with `first`: all of its
@@ -259,18 +268,18 @@ impl RegionMemory {
         if only_huge && let Some(frame) = self.pool.charged_frame(self.pool.headroom()) {
             // Fresh memory, for spare frames of this size are and empty ones get some.
             if let Err(error) = self.frames().populate(frame) {
-                self.pool.recycle(frame);
+                self.pool.recycle(frame, 1);
                 return Err(error);
             }
-            return match self.install(page, frame, Protect::No, Wake::No) {
+            return match self.install((page, frame, 1), Protect::No, Wake::No) {
                 Ok(_) => Ok(true),
                 Err(error) => {
-                    self.pool.recycle(frame);
+                    self.pool.recycle(frame, 1);
                     Err(error)
                 }
             };
         }
-        if only_huge || !self.pool.charge_page() {
+        if only_huge || !self.pool.charge_pages(1) {
             return Ok(false);
         }
         // SAFETY: the page is missing and `Moving` by this thread; `zeros` is never written.
@@ -502,19 +511,24 @@ impl RegionMemory {
         self.wake(page);
     }
 
-    /// As [`publish_resident`](Self::publish_resident), for the pages of a chunk that were read
-    /// together: `from` says of each what its word is, and whether somebody waits for it.
-    pub(in crate::paging) fn publish_read(&self, first: PageId, from: &[(Word, bool)]) {
-        let pages = || (first.0..).map(PageId).zip(from);
+    /// As [`publish_resident`](Self::publish_resident), for neighbouring pages that were read; `flagged` adds to their
+    /// words.
+    pub(in crate::paging) fn publish_read(
+        &self,
+        first: PageId,
+        read: &[ReadPage],
+        flagged: impl Fn(Word) -> Word,
+    ) {
+        let pages = || (first.0..).map(PageId).zip(read);
         {
             let mut policy = self.policy.lock();
-            for (page, &(_, wanted)) in pages() {
-                policy.arrive(page, if wanted { Insert::Filled } else { Insert::Prefetched });
+            for (page, read) in pages() {
+                policy.arrive(page, if read.wanted { Insert::Filled } else { Insert::Prefetched });
             }
         }
-        for (page, &(moving, wanted)) in pages() {
-            let resident = Word::resident(moving.slot()).with_prefetched(!wanted);
-            self.table.publish(page, moving, resident);
+        for (page, read) in pages() {
+            let resident = Word::resident(read.moving.slot()).with_prefetched(!read.wanted);
+            self.table.publish(page, read.moving, flagged(resident));
         }
     }
 

@@ -19,7 +19,7 @@ fn free_spares(pool: &FramePool, want: u64, keep: u64) -> u64 {
     let mut freed = 0;
     while freed < want && frames.spare_bytes() as u64 > keep {
         if let Some(frame) = frames.take_spare() {
-            pool.free_frame(frame);
+            pool.free(frame, 1);
             freed += pool.page_size().0;
             continue;
         }

@@ -118,7 +118,7 @@ impl Readahead {
         self.advice[self.chunk_of(page)].store(advice.encode(), Ordering::Relaxed);
     }
 
-    /// Pages to read ahead after a fault, where resident memory is limited to `limit` and chunks of
+    /// Pages to read ahead after a fault, where `limit` bytes may be resident at most and chunks of
     /// `chunk` pages can be read whole (1: they cannot). `is_stored` says which pages can fault.
     pub(in crate::paging) fn after_fault(
         &self,
@@ -131,6 +131,9 @@ impl Readahead {
         const WINDOW_BYTES_MAX: u64 = 8 << 20;
         /// Page by page: what is asked for must leave the device room for faults.
         const WINDOW_PAGES_MAX: u64 = 192;
+        /// Of the first block of a stream.
+        const BLOCK_BYTES_MIN: u64 = 64 << 10;
+        const FIRST_BLOCK_MIN: u64 = 4;
         /// Chunks are a request or two each, however many pages they have.
         const CHUNKS_MAX: u64 = 4;
         /// Bytes that all streams together may have read ahead, as a part of the limit: less than the
@@ -145,6 +148,7 @@ impl Readahead {
         let limits = WindowLimits {
             per_stream: (WINDOW_BYTES_MAX >> self.page_shift).clamp(2, pages_max),
             in_total: (limit.0 / LIMIT_PART) >> self.page_shift,
+            first_block: (BLOCK_BYTES_MIN >> self.page_shift).max(FIRST_BLOCK_MIN),
             chunk,
         };
         streams.lock().fault(page, on, limits, advice == Advice::Sequential, is_stored)

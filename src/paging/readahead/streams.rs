@@ -27,8 +27,8 @@ use crate::base::units::{PageCount, PageId};
 const STREAMS_MAX: usize = 64;
 /// Farthest distance between two faults of a stream, in pages.
 const STRIDE_MAX: u64 = 64;
-/// First block, in pages.
-const BLOCK_MIN: u64 = 4;
+/// Longest block that is asked for page by page: what a device has under way of one handler.
+const BLOCK_MAX: u64 = 256;
 /// Pages behind a mark that need not fault although the reader gets there.
 const MISSED_MAX: u64 = 16;
 /// Equal distances in a row that make a stream. Where data is a few thousand pages, one in a hundred
@@ -45,6 +45,8 @@ pub(super) struct WindowLimits {
     pub(super) per_stream: u64,
     /// Ahead of all streams together.
     pub(super) in_total: u64,
+    /// Of the first block.
+    pub(super) first_block: u64,
     /// Pages of a chunk, which is read whole where a stream leads through all of it; 1 for none.
     pub(super) chunk: u64,
 }
@@ -78,6 +80,21 @@ impl Window {
             .take_while(move |page| *page < end)
             .filter(move |page| *page != self.mark)
             .map(PageId)
+    }
+
+    /// The same, neighbours as one: the lowest and how many.
+    pub(in crate::paging) fn rows(self, end: u64) -> impl Iterator<Item = (PageId, u64)> {
+        let mut pages = self.pages(end).peekable();
+        std::iter::from_fn(move || {
+            let first = pages.next()?;
+            let (mut last, mut count) = (first, 1);
+            while let Some(next) = pages
+                .next_if(|next| self.stride.unsigned_abs() == 1 && next.0.abs_diff(last.0) == 1)
+            {
+                (last, count) = (next, count + 1);
+            }
+            Some((first.min(last), count))
+        })
     }
 
     /// The whole chunks of `chunk` pages at the window's end, below `end`, as their first page and
@@ -265,8 +282,8 @@ impl Stream {
         self.asked_end = 0;
         let before = self.behind;
         let first_time = self.block == 0;
-        let grown = if first_time { BLOCK_MIN } else { self.block * 2 };
-        self.block = grown.min((limits.per_stream / 2).max(1));
+        let grown = if first_time { limits.first_block } else { self.block * 2 };
+        self.block = grown.min((limits.per_stream / 2).clamp(1, BLOCK_MAX));
         let at = |n: u64| page.checked_add_signed(self.stride.checked_mul(n as i64)?);
         // The block up to the mark is there already, or is asked for now.
         let front = if before > 0 { before } else { self.block };
@@ -286,7 +303,8 @@ mod tests {
     use super::*;
 
     const FAULTS: &dyn Fn(u64) -> bool = &|_| true;
-    const LIMITS: WindowLimits = WindowLimits { per_stream: 32, in_total: 1 << 10, chunk: 1 };
+    const LIMITS: WindowLimits =
+        WindowLimits { per_stream: 32, in_total: 1 << 10, first_block: 4, chunk: 1 };
 
     fn pages(window: Option<Window>) -> Vec<u64> {
         window.map_or(Vec::new(), |window| window.pages(1 << 30).map(|page| page.0).collect())
@@ -362,7 +380,7 @@ mod tests {
     }
 
     /// Chunks of 8 pages.
-    const BY_CHUNKS: WindowLimits = WindowLimits { per_stream: 32, in_total: 1 << 10, chunk: 8 };
+    const BY_CHUNKS: WindowLimits = WindowLimits { chunk: 8, ..LIMITS };
 
     #[test]
     fn a_sequence_whose_block_is_as_large_as_a_chunk_asks_for_whole_chunks() {
@@ -437,7 +455,7 @@ mod tests {
     #[test]
     fn many_streams_share_what_may_be_read_ahead() {
         let mut streams = Streams::new();
-        let limits = WindowLimits { per_stream: 64, in_total: 64, chunk: 1 };
+        let limits = WindowLimits { per_stream: 64, in_total: 64, ..LIMITS };
         let mut last = 0;
         for n in 0..4 {
             for stream in 0..16 {
