@@ -3,7 +3,7 @@
 //! A stream's window is read at once, as far as there is room; the rest, and what programs ask for,
 //! waits in the region's queue of requests (`readahead`), from which each handler takes runs of pages.
 
-use crate::base::units::{PageCount, PageId};
+use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::paging::fault::huge_reads::HugeReads;
 use crate::paging::fault::in_memory;
 use crate::paging::fault::reads::Reads;
@@ -20,7 +20,9 @@ pub(in crate::paging) fn next_window(pager: &Pager, page: PageId, on: FaultOn) -
         page < pager.table().page_count().0
             && pager.word(PageId(page)).load().state() == State::Stored
     };
-    pager.readahead().after_fault(page, on, pager.budget().limit(), chunk, &is_stored)
+    // Others may hold most of the limit: a chunk that is read into the rest pushes the one before it out.
+    let within = ByteCount(pager.budget().charged().0 + pager.budget().free().0);
+    pager.readahead().after_fault(page, on, within, chunk, &is_stored)
 }
 
 /// Pages that one handler prefetches.
