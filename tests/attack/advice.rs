@@ -411,7 +411,9 @@ fn memory_freed_after_it_was_mapped_over_is_far_memory(ground: &Ground) {
                 break block;
             }
             others.push(block);
-            assert!(others.len() < 8, "the address did not come again");
+            // Another thread may have been at the place just now: it is given back by a later purge.
+            ground.heap.purge();
+            assert!(others.len() < 32, "the address did not come again");
         };
         others.into_iter().for_each(free);
         (0..len).step_by(8).for_each(|at| assert_eq!(again.word(at), 0, "{over:?}: {at}"));
