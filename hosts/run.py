@@ -6,7 +6,7 @@
     hosts/run.py redis sort --rounds 3
     hosts/run.py --small sort perl     # seconds
     hosts/run.py --curve               # programs that nearly fit, as a curve
-    hosts/run.py --write               # puts the table into docs/hosts.md
+    hosts/run.py --write               # puts the table into book/src/measurements/programs.md
 
 Each program has a file here, with a function `prepare(dir, small)` that makes its input, and a function
 `work(side, dir)` that runs it and returns the answer: what `side` starts is measured. Programs run plain first.
@@ -478,7 +478,7 @@ def start_swap(args):
 
 
 def write(table):
-    path = ROOT / "docs" / "hosts.md"
+    path = ROOT / "book/src/measurements/programs.md"
     text = path.read_text()
     begin, end = "<!-- hosts/run.py -->\n", "<!-- end -->\n"
     head, tail = text.split(begin)[0], text.split(end)[1]
@@ -498,7 +498,7 @@ def main():
     parser.add_argument("--deadline", type=int, default=300, metavar="S", help="stops a run after this (300)")
     parser.add_argument("--dir", default=tempfile.gettempdir(), metavar="DIR", help="for all files")
     parser.add_argument("--target", type=pathlib.Path, default=target, metavar="DIR", help="has farheap")
-    parser.add_argument("--write", action="store_true", help="puts the table into docs/hosts.md")
+    parser.add_argument("--write", action="store_true", help="puts the table into book/src/measurements/programs.md")
     args = parser.parse_args()
     unknown = [name for name in args.program if name not in PROGRAMS]
     if unknown:

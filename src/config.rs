@@ -6,7 +6,7 @@
 //! Parsing runs at start-up on the ordinary heap.
 //!
 //! Each option is explained at the [`Builder`]'s method of the same name; the
-//! page `docs/configuration.md` has them all in a table.
+//! page `book/src/reference/options.md` has them all in a table.
 //!
 //! # Text form
 //! `key:value` entries separated by commas; spaces around keys, values and entries are ignored. A

@@ -1,13 +1,5 @@
-// README's links to other pages, for its reader here: the first definition of a link counts.
-//! [architecture]: crate::guide::architecture
-//! [configuration]: crate::guide::configuration
-//! [ffi]: crate::guide::ffi
-//! [guarantees]: crate::guide::guarantees
-//! [install]: crate::guide::install
-//! [limits]: crate::guide::limits
-//! [run]: crate::guide::run
-//! [rust]: crate::guide::rust
-//!
+// README's links to pages of the book, for its reader here: the first definition of a link counts.
+#![doc = include_str!("../book/links.md")]
 #![doc = include_str!("../README.md")]
 #![cfg_attr(all(feature = "nightly", not(std_allocator)), feature(allocator_api))]
 // Under loom there is only what its models run; the rest needs a kernel.
@@ -29,7 +21,7 @@ compile_error!(
     "farheap needs 64-bit Linux: it is built on userfaultfd, which other systems do not have. To \
      build a program elsewhere without far memory, name farheap under \
      [target.'cfg(target_os = \"linux\")'.dependencies] and put what uses it under \
-     #[cfg(target_os = \"linux\")], as docs/rust.md shows"
+     #[cfg(target_os = \"linux\")], as book/src/how_to/rust.md shows"
 );
 
 mod base;
@@ -64,18 +56,26 @@ pub mod store;
 #[cfg(not(loom))]
 mod sys;
 
-#[doc = include_str!("../docs/README.md")]
+/// The pages of the book, so that they are where the crate is, and their programs are compiled.
 #[cfg(doc)]
-pub mod guide {
+pub mod book {
+    #![doc = include_str!("../book/links.md")]
+    #![doc = include_str!("../book/src/introduction.md")]
     #[allow(unused_imports, reason = "the pages link to items by their names")]
     use super::*;
     macro_rules! pages {
-        ($($name:ident)*) => { $(
-            #[doc = include_str!(concat!("../docs/", stringify!($name), ".md"))]
+        ($($part:literal $($name:ident)*;)*) => { $($(
+            #[doc = include_str!("../book/links.md")]
+            #[doc = include_str!(concat!("../book/src/", $part, "/", stringify!($name), ".md"))]
             pub mod $name {}
-        )* };
+        )*)* };
     }
-    pages!(architecture configuration engine ffi guarantees install limits run rust);
+    pages! {
+        "how_to" rust engine cpp run install;
+        "reference" options limits guarantees;
+        "design" architecture faults write_back eviction memory pool fork placement;
+        "measurements" programs datafusion fault_rates leaving policies allocations pool_rates cooperative objects placements papers;
+    }
 }
 
 /// The version of `allocator-api2` (0.2) whose `Allocator` the handles [`Far`] and [`Local`]

@@ -16,7 +16,7 @@ use tidy_text::types::{takers, types};
 use tidy_text::{Source, is_word, words};
 
 /// Layers, lowest first; modules of one layer are siblings and do not use each other. The table
-/// in `docs/architecture.md` says what they are.
+/// in `book/src/design/architecture.md` says what they are.
 const LAYERS: &[&[&str]] = &[
     &["base"],
     &["sys"],
@@ -523,7 +523,8 @@ fn quoted(text: &str) -> impl Iterator<Item = &str> {
 
 #[test]
 fn the_walks_of_the_architecture_name_functions_where_they_are() {
-    let page = fs::read_to_string(root().join("docs/architecture.md")).expect("the page");
+    let page =
+        fs::read_to_string(root().join("book/src/design/architecture.md")).expect("the page");
     let (_, walks) = page.split_once("The same fault as functions").expect("the first walk");
     let (walks, _) = walks.split_once("\n## One limit").expect("what follows the last walk");
     let library = library();
@@ -554,7 +555,7 @@ fn the_walks_of_the_architecture_name_functions_where_they_are() {
         }
     }
     assert!(functions > 50, "{functions} functions: the page was not understood");
-    report("docs/architecture.md names what there is", &violations);
+    report("book/src/design/architecture.md names what there is", &violations);
 }
 
 #[test]
@@ -675,9 +676,9 @@ fn used_modules_are_found_in_paths_and_in_braces() {
 #[test]
 fn the_front_page_stands_alone() {
     let readme = fs::read_to_string(root().join("README.md")).expect("README.md");
-    let lib = fs::read_to_string(root().join("src/lib.rs")).expect("lib.rs");
-    /// Where the pages of `docs/` are once the crate is published.
-    const PAGES: &str = "https://docs.rs/farheap/latest/farheap/guide/";
+    let links = fs::read_to_string(root().join("book/links.md")).expect("the links");
+    /// Where the pages of the book are once the crate is published.
+    const PAGES: &str = "https://docs.rs/farheap/latest/farheap/book/";
     const LINES_MAX: usize = 150;
     let mut violations = Vec::new();
     if readme.lines().count() > LINES_MAX {
@@ -712,11 +713,11 @@ fn the_front_page_stands_alone() {
         // A page is linked by a definition, for readers elsewhere, which `lib.rs` replaces.
         if let Some((name, link)) = line.split_once("]: ").filter(|_| line.starts_with('[')) {
             let page = link.strip_prefix(PAGES).and_then(|rest| rest.strip_suffix("/index.html"));
-            if !page.is_some_and(|page| root().join(format!("docs/{page}.md")).is_file()) {
-                violations.push(format!("{link} is no page of docs/"));
+            if page != Some(name.trim_start_matches('[')) {
+                violations.push(format!("{link} is not the page {name}]"));
             }
-            if !lib.contains(&format!("//! {name}]: crate::")) {
-                violations.push(format!("{name}] is no page of the documentation"));
+            if !links.contains(&format!("{name}]: crate::book::")) {
+                violations.push(format!("{name}] is no page of the book"));
             }
         }
     }

@@ -1,4 +1,4 @@
-//! What is compared: the library's policy, and four that it does not have (`docs/design/eviction.md`).
+//! What is compared: the library's policy, and four that it does not have (`book/src/design/eviction.md`).
 
 use crate::s3fifo::S3Fifo;
 use farheap::region::policy::{Insert, Policy};

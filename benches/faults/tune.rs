@@ -1,7 +1,7 @@
 //! `tune`: which settings suit the machine, by random read faults.
 //!
 //! Prints one line a combination of page size, install path, handlers and looking for
-//! answers; what it said is in `docs/measurements/faults.md`.
+//! answers; what it said is in `book/src/measurements/fault_rates.md`.
 
 use crate::device::LoopDevice;
 use crate::far::{self, Far};

@@ -1,7 +1,7 @@
 //! A transactional key-value store on a buffer pool, a B+-tree, and a log: the pattern to copy.
 //!
 //! The pool may write pages of the table in any order, and a crash may tear one. What is committed is in
-//! the log before it is in the tree; the table is made whole by these rules (`docs/engine.md` says why):
+//! the log before it is in the tree; the table is made whole by these rules (`book/src/how_to/engine.md` says why):
 //!
 //! 1. Between two checkpoints no page of the table is written: [`PoolConfig::before_write`] refuses. So
 //!    after a crash the table is what the last checkpoint left, and the log has what was committed since.

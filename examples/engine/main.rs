@@ -8,7 +8,7 @@
 //! cargo run --release --example engine -- --dir /mnt/store list
 //! cargo run --release --example engine -- --dir /mnt/store checkpoint
 //! ```
-//! `engine.rs` is the store, `log.rs` its log; `docs/engine.md` says how they work together. What is
+//! `engine.rs` is the store, `log.rs` its log; `book/src/how_to/engine.md` says how they work together. What is
 //! committed survives `kill -9` and power cuts (`tests/pool/crashed_engine.rs`).
 
 mod engine;

@@ -143,7 +143,7 @@ typedef enum farheap_switch { FARHEAP_DEFAULT = 0, FARHEAP_ON = 1, FARHEAP_OFF =
 /* The number for "off" and "auto" where the text form has these words. */
 #define FARHEAP_NONE UINT64_MAX
 
-/* The options with the names of the text form ("limit:512MiB,device:/dev/nvme1n1"); docs/configuration.md
+/* The options with the names of the text form ("limit:512MiB,device:/dev/nvme1n1"); book/src/reference/options.md
  * has a table of them. In texts 64M is 64MiB (2^26 bytes), and 64MB is 64,000,000 bytes; here sizes are in bytes.
  * A field that is zero or NULL has its default. The library keeps no pointer of it. */
 typedef struct farheap_config {

@@ -99,9 +99,9 @@ fn thread_sanitizer_is_quiet_about_the_shared_library_with_the_suppression_that_
     if !sources_are_readable() {
         return;
     }
-    let documented = include_str!("../../docs/ffi.md");
+    let documented = include_str!("../../book/src/how_to/cpp.md");
     let suppression = "called_from_lib:libfarheap";
-    assert!(documented.contains(suppression), "docs/ffi.md names another one");
+    assert!(documented.contains(suppression), "book/src/how_to/cpp.md names another one");
     for compiler in installed(&C[..1]) {
         let dir = tempfile::tempdir().expect("a directory");
         let (program, shared) = (dir.path().join("program"), dir.path().join("libfarheap.so.1"));

@@ -122,15 +122,21 @@ fn every_function_is_called_from_c_and_from_cpp() {
     assert_eq!(uncalled(&installed(CPP), "tests/cpp", "cpp"), Vec::<String>::new());
 }
 
+/// The programs of README and of the pages for C++ hosts: code with a `main`.
 #[test]
-fn the_cpp_program_of_the_readme_compiles_and_runs() {
+fn the_cpp_programs_of_the_readme_and_of_the_book_compile_and_run() {
     if !sources_are_readable() {
         return;
     }
-    let readme = fs::read_to_string(crate_dir().join("../README.md")).expect("the README");
-    let (_, rest) = readme.split_once("```cpp\n").expect("the README has a C++ program");
-    let program = rest.split_once("```").expect("it ends").0;
-    test(generated("readme.cpp", program).path());
+    for (page, wanted) in [("README.md", 1), ("book/src/how_to/cpp.md", 1)] {
+        let text = fs::read_to_string(crate_dir().join("..").join(page)).expect("the page");
+        let blocks = text.split("```cpp\n").skip(1).filter_map(|rest| rest.split("```").next());
+        let programs: Vec<&str> = blocks.filter(|block| block.contains("int main(")).collect();
+        assert_eq!(programs.len(), wanted, "{page}");
+        for program in programs {
+            test(generated("of_a_page.cpp", program).path());
+        }
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //!
 //! [`for_options!`](crate::for_options) has a row for each option; from it follow [`Options`], the
 //! methods of [`Builder`](super::Builder) and [`Config`](super::Config), the keys of the text form,
-//! the table in `docs/configuration.md`, and the structure `farheap_config` in C. A new option is a row here, and
+//! the table in `book/src/reference/options.md`, and the structure `farheap_config` in C. A new option is a row here, and
 //! the line that uses it.
 
 use super::value::{Limit, Metadata, UserMode, Value, suggest};
@@ -236,7 +236,7 @@ macro_rules! for_options {
         /// the allocator's locks.
         check: value(bool) = false,
             "whether wrong frees, and writes outside of blocks, end the process",
-            { heap c switch check, "", "", "errors of the program are looked for (`docs/ffi.md`)" };
+            { heap c switch check, "", "", "errors of the program are looked for (`book/src/how_to/cpp.md`)" };
     } };
 }
 
@@ -339,11 +339,11 @@ mod tests {
     use super::*;
     use std::fs;
 
-    /// `FARHEAP_WRITE=1 cargo test --lib config` writes the table into docs/configuration.md.
+    /// `FARHEAP_WRITE=1 cargo test --lib config` writes the table into book/src/reference/options.md.
     #[test]
     fn the_page_has_the_table_of_options() {
         // Not read at run time: another user may run the test, without access to the sources.
-        let page = include_str!("../../docs/configuration.md");
+        let page = include_str!("../../book/src/reference/options.md");
         let begin = page.find("| key | value |").expect("the page has the table");
         let len = page[begin..].find("\n\n").map_or(page.len() - begin, |end| end + 1);
         let mut table =
@@ -353,7 +353,7 @@ mod tests {
         }
         if std::env::var_os("FARHEAP_WRITE").is_some() {
             let new = [&page[..begin], &table, &page[begin + len..]].concat();
-            let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/configuration.md");
+            let path = concat!(env!("CARGO_MANIFEST_DIR"), "/book/src/reference/options.md");
             fs::write(path, new).expect("the page can be written");
         } else {
             let found = &page[begin..begin + len];

@@ -1,7 +1,7 @@
 //! Memory that changes hands: what a consumer held becomes temporary memory, frames and all.
 //!
 //! Dropping pages and faulting in others costs 0.6 us a page, most of it zeroing. Moving the page
-//! tables of whole 2 MiB costs a few us for 512 pages (`docs/design/pool.md`). Used by
+//! tables of whole 2 MiB costs a few us for 512 pages (`book/src/design/pool.md`). Used by
 //! `manager`; `pool` gives.
 //!
 //! # Invariants

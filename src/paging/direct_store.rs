@@ -10,7 +10,7 @@
 //! ```
 //! Filled by the kernel and taken out again, the same chunk costs a fault, memory that the kernel clears, a change of
 //! the mappings at either end, and a MOVE; and it takes room from pages that are in use
-//! (docs/design/write_back.md, *Direct store*).
+//! (book/src/design/write_back.md, *Direct store*).
 //!
 //! # Invariants
 //! 1. The run is the thread's until it is handed over. Its memory never was in the region, so nobody else can read it,

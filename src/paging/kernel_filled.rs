@@ -64,7 +64,7 @@ fn is_dense(memory: &RegionMemory, page: PageId, chunk: ChunkId) -> bool {
     // A neighbour in another chunk may have left: an evictor that keeps up with a thread which fills memory in
     // order has taken the chunk before by then. The first page of each chunk came by itself, so that the kernel
     // could fill the others only by 4 KiB, and such migrations copied 0.9 GiB/s instead of 2.5
-    // (docs/design/write_back.md). One in the same chunk must be mapped, or the chunk cannot be opened.
+    // (book/src/design/write_back.md). One in the same chunk must be mapped, or the chunk cannot be opened.
     let is_near = |other: Option<u64>| {
         other.is_some_and(|other| match memory.table().chunk_of(PageId(other)) == chunk {
             true => memory.table().is_resident(other),

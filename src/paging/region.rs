@@ -104,7 +104,7 @@ fn join(manager: &MemoryManager, name: &str, config: &RegionConfig) -> Result<Ac
 /// Bytes that a region keeps for itself whatever it holds: what its parts say of themselves, the page
 /// that is kept for copies, and what no part knows of.
 fn fixed_bytes(memory: &RegionMemory, handlers: usize) -> ByteCount {
-    /// Kernel page tables of sparse arrays, small objects. Measured: `docs/design/memory.md`.
+    /// Kernel page tables of sparse arrays, small objects. Measured: `book/src/design/memory.md`.
     const OTHERS: usize = 256 << 10;
     let (frames, page) = (memory.frames().count(), memory.table().page_bytes());
     let bytes = OTHERS

@@ -2,7 +2,7 @@
 //!
 //! A processor waits for several misses of its cache at a time only as far as it sees the
 //! instructions that cause them, and between two pages lie some forty. Told beforehand which pages
-//! come, it fetches their words and bytes side by side (`docs/design/pool.md`, hits).
+//! come, it fetches their words and bytes side by side (`book/src/design/pool.md`, hits).
 #![expect(unsafe_code, reason = "tells the processor what will be read")]
 
 use super::buffer_pool::BufferPool;

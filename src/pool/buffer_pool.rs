@@ -36,7 +36,7 @@ const WAITING_BESIDE_MAX: usize = 512;
 /// Bytes that a table keeps for itself whatever it has in memory, charged when it is opened: the lists of
 /// pages to be read ahead and of pages to be cleaned, upper page tables, small objects.
 const fn fixed(waiting_max: usize) -> ByteCount {
-    /// Measured with 64 tables beside one: `docs/design/memory.md`.
+    /// Measured with 64 tables beside one: `book/src/design/memory.md`.
     const OTHERS: usize = 64 << 10;
     ByteCount((Loader::bytes(waiting_max) + Cleaner::BYTES + OTHERS) as u64)
 }

@@ -8,7 +8,7 @@
 //! While no page comes to or leaves a pool that is nearly full, dirty pages that are not changed any more are written: a
 //! demand for much memory at once, and a flush, find less to write. What fits is left to the flushes: TPC-C
 //! on a pool with room to spare had a page written for every second new order otherwise
-//! (`docs/measurements/cooperative.md`, victims). Pages that come count, because the hand moves in steps: between two
+//! (`book/src/measurements/cooperative.md`, victims). Pages that come count, because the hand moves in steps: between two
 //! of them TPC-C at 400 transactions a second looked like rest, and 3.3 times as many pages were written as without a cleaner.
 
 use super::frames::{BATCH_MAX, PoolFrames};

@@ -2,7 +2,7 @@
 //! many.
 //!
 //! Dropping a range costs the kernel half a microsecond beside what the pages in it cost, and locking
-//! an absent page takes some ten nanoseconds (`docs/measurements/pool.md`, scattered). So victims with a few
+//! an absent page takes some ten nanoseconds (`book/src/measurements/pool_rates.md`, scattered). So victims with a few
 //! absent pages between them leave as one range.
 //!
 //! # Invariants

@@ -26,7 +26,7 @@ pub(super) enum Dirty {
     Skip,
     /// Pass some, and then leave the rest to a call that writes: heat comes before cost. Without the stop a
     /// pool without a cleaner kept cold dirty pages and evicted warm clean ones, the inner nodes of trees,
-    /// in their place (`docs/measurements/cooperative.md`, victims).
+    /// in their place (`book/src/measurements/cooperative.md`, victims).
     Defer,
     Write,
 }

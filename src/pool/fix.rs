@@ -127,7 +127,7 @@ impl PageVersion {
 impl BufferPool {
     /// Holds a page; returns its latch and what to note of it. What comes back fits registers: a
     /// guard that is passed through memory is stored in pieces and loaded as a whole, and the
-    /// processor then waits for all that went before (`docs/design/pool.md`, hits).
+    /// processor then waits for all that went before (`book/src/design/pool.md`, hits).
     #[inline]
     fn hold<H: Hold>(
         &self,

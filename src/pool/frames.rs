@@ -32,7 +32,7 @@ use std::path::Path;
 use std::time::Duration;
 
 /// Maximum number of pages that are written, or leave, together. One page a call costs several times as
-/// much; see `docs/measurements/pool.md`, eviction.
+/// much; see `book/src/measurements/pool_rates.md`, eviction.
 pub(super) const BATCH_MAX: usize = 256;
 
 /// Limit from which on page words are kept in huge pages: one of them is below 1 % then.

@@ -85,7 +85,7 @@ pub(super) struct TableGroup {
 
 impl TableGroup {
     /// Bytes that a pool keeps for itself whatever its tables are: the stack of its thread and of the
-    /// manager's, page tables, and what no part knows of. Measured: `docs/design/memory.md`.
+    /// manager's, page tables, and what no part knows of. Measured: `book/src/design/memory.md`.
     pub(super) const FIXED: ByteCount = ByteCount((2 * THREAD_BYTES + (288 << 10)) as u64);
 
     /// A pool without tables.

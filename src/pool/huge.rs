@@ -2,7 +2,7 @@
 //!
 //! While nothing leaves the pool, its worker asks the kernel to put whole runs into huge pages: what
 //! is read at random misses the TLB less, and temporary memory that takes a run over is touched at
-//! half the cost (`docs/design/pool.md`). A run of which a page has to leave is split before, for the
+//! half the cost (`book/src/design/pool.md`). A run of which a page has to leave is split before, for the
 //! kernel would keep the memory of all 2 MiB otherwise, and the limit would not hold.
 //!
 //! # Invariants

@@ -239,7 +239,7 @@ impl fmt::Debug for LatchWord {
 const CHANGED: u64 = 1 << 62;
 
 /// Part of its page's word that a guard keeps: for an exclusive holder, what the word becomes again. No other thread changes the word meanwhile, and reading it again would wait for
-/// the processor to be done with locking it (`docs/design/pool.md`, hits).
+/// the processor to be done with locking it (`book/src/design/pool.md`, hits).
 #[derive(Clone, Copy)]
 pub(crate) struct HeldWord(u64);
 

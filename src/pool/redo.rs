@@ -1,7 +1,7 @@
 //! Redo: what recovery from a log needs beside fixing pages.
 //!
 //! After a crash a page may be torn, or be in use for the log and not for the table, or the other way
-//! round (`docs/design/pool.md`, durability). A log that has the whole page, or all its changes since it
+//! round (`book/src/design/pool.md`, durability). A log that has the whole page, or all its changes since it
 //! was allocated, makes each of them right by [`BufferPool::fix_to_overwrite`].
 
 use super::allocate;

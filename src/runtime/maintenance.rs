@@ -3,7 +3,7 @@
 //! There is one for each tier. Every [`LOOK_EVERY`] it maintains the tier and has caches follow the limit; when
 //! the region calls, because it is short of memory, it purges far and local arenas at once. That of the
 //! default tier looks after what is not far too: under a memory manager it counts what jemalloc holds for
-//! local memory to an account (`docs/design/memory.md`, local memory), and under a limit on the process
+//! local memory to an account (`book/src/design/memory.md`, local memory), and under a limit on the process
 //! it has far memory give way ([`process_limit`](super::process_limit)). Each writes what its tier does for other processes to
 //! see ([`live`](super::live)). Uses `heap` and `region`.
 //!

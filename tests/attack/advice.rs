@@ -214,7 +214,7 @@ fn assert_zero_or_alike(ground: &Ground, what: &str, range: Range<usize>) {
     }
 }
 
-/// docs/limits.md: the kernel drops what is resident, and far memory does not learn of it;
+/// book/src/reference/limits.md: the kernel drops what is resident, and far memory does not learn of it;
 /// `discard` is the call that drops all.
 fn memory_dropped_by_the_program_is_zero_or_as_before(ground: &Ground) {
     let (mut dice, ranges) = (ground.dice(), ranges(ground));
@@ -390,7 +390,7 @@ fn memory_mapped_over_fresh_far_memory_is_the_programs(ground: &Ground) {
     }
 }
 
-/// docs/limits.md: what the program has mapped over far memory ends with the allocation.
+/// book/src/reference/limits.md: what the program has mapped over far memory ends with the allocation.
 fn memory_freed_after_it_was_mapped_over_is_far_memory(ground: &Ground) {
     let len = (4 * ground.page).max(4 << 20);
     for over in Over::ALL {

@@ -16,7 +16,7 @@ use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::time::Duration;
 
-const PAGE: &str = include_str!("../../docs/limits.md");
+const PAGE: &str = include_str!("../../book/src/reference/limits.md");
 const BEGIN: &str = "| call | start | later | forked children |\n|---|---|---|---|\n";
 
 /// When calls are made: the columns of the table.
@@ -310,14 +310,14 @@ fn table_of(calls: &BTreeSet<String>) -> String {
     })
 }
 
-/// `FARHEAP_WRITE=1 cargo test --test heap the_page` adds what it records to the table of docs/limits.md.
+/// `FARHEAP_WRITE=1 cargo test --test heap the_page` adds what it records to the table of book/src/reference/limits.md.
 #[test]
 fn the_page_has_every_system_call_of_the_library() {
     const TEST: &str = "system_calls::the_page_has_every_system_call_of_the_library";
     if let Some(conf) = case(TEST) {
         return use_all(&conf);
     }
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/limits.md");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/book/src/reference/limits.md");
     let is_written = std::env::var_os("FARHEAP_WRITE").is_some();
     // Else not read at run time: another user may run the test, without access to the sources.
     let page = match is_written {
@@ -352,6 +352,9 @@ fn the_page_has_every_system_call_of_the_library() {
         return std::fs::write(path, new).expect("the page can be written");
     }
     let missing: Vec<&String> = made.difference(&listed).collect();
-    assert!(missing.is_empty(), "calls that the table of docs/limits.md lacks: {missing:#?}");
+    assert!(
+        missing.is_empty(),
+        "calls that the table of book/src/reference/limits.md lacks: {missing:#?}"
+    );
     assert_eq!(table_of(&listed), table, "the table is not in order");
 }

@@ -1,5 +1,5 @@
 //! A copy of a table that is made while others change it: with the log from the copy's beginning on it is
-//! the table as it is (`docs/design/pool.md`, a copy while writers go on).
+//! the table as it is (`book/src/design/pool.md`, a copy while writers go on).
 //!
 //! Guards: G7.
 

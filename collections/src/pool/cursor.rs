@@ -3,7 +3,7 @@
 //! A cursor has a copy of its leaf and of the leaf's parent, each as it was at one moment. So it holds
 //! no page between two calls, entries are lent from the copy, and the next leaf is the parent's next
 //! child, as long as the parent is as it was; else, and where the parent ends, it is found by its key.
-//! A copy is a tenth of what the descent costs that it saves (`docs/design/pool.md`, the B+-tree).
+//! A copy is a tenth of what the descent costs that it saves (`book/src/design/pool.md`, the B+-tree).
 
 use super::node::Node;
 use super::{BTree, DEPTH_MAX, KeyValue, RESTARTS_MAX};

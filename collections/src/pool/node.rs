@@ -3,7 +3,7 @@
 //! A slot has its entry's place and its key's *head*: the two bytes behind those that all keys of the node
 //! share. So a search reads slots, which lie side by side, and entries only where heads are equal; of most
 //! nodes that is one, where each entry was a miss of the processor's cache
-//! (`docs/measurements/pool.md`, the B+-tree).
+//! (`book/src/measurements/pool_rates.md`, the B+-tree).
 //!
 //! A leaf remembers where the last new key went, and how many before it went each right behind the one
 //! before: keys that come in ascending order, in all of the tree or in a part of it, fill their leaves

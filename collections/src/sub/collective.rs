@@ -99,7 +99,7 @@ impl CollectiveConfig {
     /// Returns the settings of a far region that suit a collective: pages of 4 KiB, 64 GiB of
     /// address space, and nothing is read ahead, because the pages that follow in memory are not
     /// what a search touches next: a third of what a skip list read was read in vain
-    /// (`docs/measurements/placement.md`).
+    /// (`book/src/measurements/placements.md`).
     pub fn default_region() -> RegionConfig {
         RegionConfig::new().page(ByteCount::kib(4)).span(ByteCount::gib(64)).readahead(false)
     }
@@ -467,7 +467,7 @@ impl Collective {
     }
 
     /// Takes a page back that holds nothing. While there is room it stays as it is: a page costs as
-    /// much as a hundred allocations to drop and to fault in again (`docs/design/placement.md`).
+    /// much as a hundred allocations to drop and to fault in again (`book/src/design/placement.md`).
     fn release_page(&self, state: &mut CollectiveState, page: u32) {
         state.far.set_owner(page, Owner::Free);
         state.in_use -= 1;

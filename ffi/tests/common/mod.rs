@@ -243,7 +243,7 @@ pub(crate) fn run_program(program: &Path) {
     let known = dir.path().join("known");
     std::fs::write(&known, KEPT).expect("room");
     let options = format!("suppressions={}:print_suppressions=0", known.display());
-    run(Command::new(program).env("LSAN_OPTIONS", options));
+    run(Command::new(program).env("LSAN_OPTIONS", options).current_dir(dir.path()));
 }
 
 /// Runs a test program; one that skips itself has said why.

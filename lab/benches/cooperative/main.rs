@@ -10,7 +10,7 @@
 //! ```
 //! CH-benCHmark's tables (columns in data pages, B+-trees for keys), TPC-C's transactions, a
 //! simulated query and query 9. After each run TPC-C's consistency conditions are checked, that no
-//! order is lost, and query 9 against a naive computation. `docs/measurements/cooperative.md` has the
+//! order is lost, and query 9 against a naive computation. `book/src/measurements/cooperative.md` has the
 //! results; figures go to `target/figures/cooperative*.csv` and `.svg`.
 
 mod cache;

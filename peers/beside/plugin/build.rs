@@ -1,4 +1,4 @@
-//! Keeps the plug-in where it is when a host closes it, as docs/install.md demands: jemalloc and farheap have
+//! Keeps the plug-in where it is when a host closes it, as book/src/how_to/install.md demands: jemalloc and farheap have
 //! destructors for the threads that have used them.
 
 fn main() {

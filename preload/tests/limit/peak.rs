@@ -21,7 +21,7 @@ fn peak(mode: &str, far_mib: u64, local_mib: u64) -> Option<u64> {
     Some(ended.out.trim().parse().expect("a number"))
 }
 
-/// The limit and 5 %, in KiB. A machine at rest keeps within 1 % (`docs/hosts.md`); where many threads wait for a
+/// The limit and 5 %, in KiB. A machine at rest keeps within 1 % (`book/src/measurements/programs.md`); where many threads wait for a
 /// processor, so does the one that looks. Without waiting for room, small pieces come to 20 % above.
 fn allowed() -> u64 {
     LIMIT_MIB * 1024 * 105 / 100

@@ -4,7 +4,7 @@
 //! be given back. Giving back holds up reads: of a file, `fallocate(2)` keeps them out and waits for
 //! those that are under way, and io_uring hands reads that find the file busy to worker threads; later
 //! writes to the hole have to allocate. With 4 KiB pages, half of the accesses writes, eight threads, it
-//! cost half of the rate (docs/design/write_back.md, *Freed slots*).
+//! cost half of the rate (book/src/design/write_back.md, *Freed slots*).
 
 #![expect(unsafe_code, reason = "discards slots that nobody uses")]
 
@@ -18,7 +18,7 @@ const QUIET: Duration = Duration::from_millis(500);
 
 /// After this long with more stale slots than used ones their space goes back although pages come and go.
 /// Not at once: data that goes to the device, comes back and goes again, as a segment that migrates, finds its
-/// space there, and with holes instead of it each write allocates, one at a time (docs/design/write_back.md).
+/// space there, and with holes instead of it each write allocates, one at a time (book/src/design/write_back.md).
 const PLENTY: Duration = Duration::from_secs(2);
 
 /// Maximum number of bytes of one discard: faults that come meanwhile wait for it, some 0.7 ms.

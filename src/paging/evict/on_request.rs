@@ -69,7 +69,7 @@ impl Evictor {
 
     /// Takes the chunk that begins with `first` out whole, if it is open and ends before `end`. Page by
     /// page its huge page is split, and each page costs a MOVE and a release of its own
-    /// (`docs/design/write_back.md`).
+    /// (`book/src/design/write_back.md`).
     fn take_chunk_of(&mut self, first: PageId, end: u64) -> bool {
         let (chunk, count) = (self.pager.table().chunk_of(first), self.pager.pages_per_chunk());
         let is_all = first.0.is_multiple_of(count) && first.0 + count <= end;

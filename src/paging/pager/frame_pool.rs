@@ -266,7 +266,7 @@ impl FramePool {
     /// Lists neighbouring frames whose memory was never mapped in the region as spare, or frees their memory when
     /// there are plenty or others wait for it.
     pub(in crate::paging) fn recycle(&self, first: FrameId, count: usize) {
-        // Each saves new memory of the kernel, 1.4 us for 4 KiB (docs/measurements/faults.md), which no page can
+        // Each saves new memory of the kernel, 1.4 us for 4 KiB (book/src/measurements/fault_rates.md), which no page can
         // have meanwhile.
         const SPARE_BYTES_MAX: usize = 1 << 20;
         // Where fills carry the memory off into the region, none would be left as spare.

@@ -5,7 +5,7 @@
 //! instead a victim is unmapped and kept in RAM a little while ("cooling"). A touch in that time
 //! costs a minor fault and comes back as [`retouched`](Policy::retouched); otherwise the
 //! page leaves and is [`evicted`](Policy::evicted). How it was chosen among others:
-//! `docs/design/eviction.md`.
+//! `book/src/design/eviction.md`.
 //!
 //! ```text
 //!              inserted                 victims                evicted

@@ -20,7 +20,7 @@
 //!    it has no reason to. How often follows from what happened to those it gave up before:
 //!    seldom while they return, every other victim once they do not (see [`Vitality`]).
 //!
-//! Measured against the other policies and the optimum: `docs/design/eviction.md`.
+//! Measured against the other policies and the optimum: `book/src/design/eviction.md`.
 
 use crate::base::error::Result;
 use crate::base::units::{PageCount, PageId};
@@ -31,7 +31,7 @@ use crate::paging::evict::policy::pages::{List, Place, PolicyPages};
 /// Turns a page can earn, at most, by being touched while it cools.
 ///
 /// Without turns every lap of the hand unmaps every hot page once more; with them it is tried
-/// again only after 1, 2, then always 3 laps. Measured: `docs/design/eviction.md`.
+/// again only after 1, 2, then always 3 laps. Measured: `book/src/design/eviction.md`.
 const TURNS_MAX: u8 = 3;
 
 /// Pages with turns left that are passed over, at most, for each victim; then one is taken in spite of its
