@@ -71,10 +71,12 @@ pub mod book {
         )*)* };
     }
     pages! {
-        "how_to" rust engine cpp run install;
-        "reference" options limits guarantees;
-        "design" architecture faults write_back eviction memory pool fork placement;
-        "measurements" programs datafusion fault_rates leaving policies allocations pool_rates cooperative objects placements papers;
+        "guide" first_heap choosing top;
+        "how_to" rust engine cpp install run containers moving;
+        "reference" options statistics errors limits runtimes guarantees c_interface;
+        "design" architecture decisions faults write_back eviction memory pool fork placement;
+        "measurements" programs fault_rates policies allocations pool_rates cooperative objects placements papers;
+        "." tried;
     }
 }
 

@@ -39,7 +39,7 @@ Without --limit it is nearly all that the control group has left, or half of wha
 too small the program goes on, slowly: --stats and `farheap top` show it by bytes read that are many times the data.
 
 FARHEAP_CONF and --config set every option of farheap; the other options of this command come last.
-The default of `place` is `all` here.")]
+The default of `threshold` is 0 here: small allocations go far, too.")]
 pub(crate) struct Run {
     /// Maximum resident memory of the process, such as 1GiB or 25% of the memory available
     #[arg(long, value_name = "SIZE")]

@@ -75,7 +75,7 @@ codes! {
 /// Why a call failed: a code, whose reason has been noted for the calling thread.
 ///
 /// It fits a register, and so do results with it: what is larger goes through memory, where the
-/// good results of a call wait for each other's stores and loads (`book/src/how_to/cpp.md`, figures). Of 64
+/// good results of a call wait for each other's stores and loads (`book/src/measurements/allocations.md`). Of 64
 /// bits, so that a good result beside it is not cut in two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]

@@ -3,7 +3,7 @@
 //! The C interface is declared and documented in `include/farheap.h`; `tests/header.rs` checks that
 //! both sides agree. Each function checks its pointers, calls the public interface of `farheap`,
 //! and turns errors and panics into a [`status`](error::farheap_status) with a message. A long
-//! explanation is in `book/src/how_to/cpp.md`.
+//! explanation is in `book/src/reference/c_interface.md`.
 //!
 //! Top down: `heap` (start, stop, hints, statistics), `memory` (`far_malloc` and kin), `scope`,
 //! `collective`, `manager`, `account`, `pool`, `page` (guards), `btree`, `stats`, `config`, `abi`

@@ -141,7 +141,7 @@ extern "C" fn prepare(_: c_int, _: *mut *mut c_char, variables: *mut *mut c_char
     // After that: what is done around a fork allocates, and there is no lock then that this would wait for.
     farheap::region::watch_forks();
     // SAFETY: the calls that the program makes by the C library hold a `Changing` (invariant 2 of `mapping`), and both functions are
-    // registered above. What it does by system calls of its own is outside of that (`book/src/how_to/run.md`, What does not work).
+    // registered above. What it does by system calls of its own is outside of that (`book/src/reference/runtimes.md`).
     unsafe { code::let_leave() };
     // The program may fill its variables without a call that arrives here.
     notice_mapping(bytes_of_variables());

@@ -236,7 +236,7 @@ macro_rules! for_options {
         /// the allocator's locks.
         check: value(bool) = false,
             "whether wrong frees, and writes outside of blocks, end the process",
-            { heap c switch check, "", "", "errors of the program are looked for (`book/src/how_to/cpp.md`)" };
+            { heap c switch check, "", "", "errors of the program are looked for" };
     } };
 }
 

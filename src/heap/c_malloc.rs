@@ -80,7 +80,7 @@ pub fn allocate(
 /// Allocates far memory if the size is small, the alignment at most 16, and the calling thread has
 /// such a block at hand, which it mostly has; else there is [`allocate`].
 ///
-/// This is what is asked for most often, in a fourth of the instructions (`book/src/how_to/cpp.md`, figures).
+/// This is what is asked for most often, in a fourth of the instructions (`book/src/measurements/allocations.md`).
 #[inline(always)] // Its callers are entry points that do little else.
 #[must_use]
 pub fn allocate_at_hand(size: usize, align: usize) -> Option<NonNull<u8>> {

@@ -47,7 +47,7 @@ impl Install {
     pub(in crate::paging) fn resolve(self, page_bytes: usize, kernel_moves: bool) -> Result<Moves> {
         match self {
             // The kernel clears what a frame that is moved in gets as new memory, which costs more
-            // than copying, but for huge pages (book/src/design/faults.md).
+            // than copying, but for huge pages (book/src/design/decisions.md).
             Install::Auto => {
                 Ok(Moves { fill: kernel_moves && page_bytes >= HUGE_PAGE, evict: kernel_moves })
             }

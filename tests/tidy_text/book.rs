@@ -3,7 +3,7 @@
 //! A page is read in two places: in the book, and in the crate's documentation, where it is a module. So a page links
 //! to another by a definition, `[limits]: ../reference/limits.md`, which `book/links.md` replaces in the documentation.
 
-use crate::{report, root};
+use crate::{everything, report, root};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -139,6 +139,52 @@ fn pages_of_the_book_are_in_its_contents_and_links_lead_to_pages() {
     let missing = listed.iter().filter(|path| !path.is_file());
     violations.extend(missing.map(|path| format!("{} is no page", path.display())));
     report("the book hangs together", &violations);
+}
+
+/// What follows `book/src/` where code names a page.
+fn named_pages(text: &str) -> impl Iterator<Item = &str> {
+    let ends = |c: char| !(c.is_ascii_lowercase() || "_/.".contains(c));
+    let names = text.split("book/src/").skip(1).filter_map(move |rest| rest.split(ends).next());
+    names.map(|name| name.trim_end_matches('.')).filter(|name| name.ends_with(".md"))
+}
+
+#[test]
+fn pages_that_code_names_are_there() {
+    let mut violations = Vec::new();
+    for source in everything() {
+        let missing =
+            named_pages(&source.text).filter(|page| !root().join("book/src").join(page).is_file());
+        violations.extend(missing.map(|page| format!("{}: there is no {page}", source.name)));
+    }
+    report("pages that code names are there", &violations);
+}
+
+/// README and the book are as short as this, so that somebody reads them.
+const WORDS_MAX: usize = 40_000;
+
+#[test]
+fn the_book_is_short() {
+    let readme = fs::read_to_string(root().join("README.md")).expect("README.md");
+    let pages = pages();
+    let texts = pages.iter().map(|page| page.text.as_str()).chain([readme.as_str()]);
+    let words: usize = texts.map(|text| text.split_whitespace().count()).sum();
+    assert!(words <= WORDS_MAX, "{words} words in README.md and book/src, of at most {WORDS_MAX}");
+}
+
+/// Rows of statistics are written `name: kind "words";` in the tables of these files.
+#[test]
+fn the_page_of_statistics_has_every_name() {
+    let page =
+        fs::read_to_string(root().join("book/src/reference/statistics.md")).expect("the page");
+    let files = ["src/paging/counters.rs", "src/pool/stats.rs", "src/limit/manager/stats.rs"];
+    let texts = files.map(|file| fs::read_to_string(root().join(file)).expect("the tables"));
+    let rows = texts.iter().flat_map(|text| text.lines()).filter(|line| line.ends_with("\";"));
+    let names: Vec<&str> =
+        rows.filter_map(|row| row.trim().split_once(": ").map(|(name, _)| name)).collect();
+    assert!(names.len() > 60, "{} names: the tables were not understood", names.len());
+    let missing = names.iter().filter(|name| !page.contains(&format!("`{name}`")));
+    let violations: Vec<String> = missing.map(|name| format!("`{name}` is missing")).collect();
+    report("the page of statistics has every name", &violations);
 }
 
 #[test]

@@ -131,7 +131,7 @@ fn search(bits: &mut [u64], full_words: &mut u32, layout: Layout) -> Option<usiz
 ///
 /// All that is known of a page is in one note: of a page of 4 KiB that is one cache line. In
 /// tables of their own, each a mapping, the fields of a page had the same low 12 bits of their
-/// addresses and met in one set of the cache (`book/src/how_to/cpp.md`, figures).
+/// addresses and met in one set of the cache (`book/src/measurements/allocations.md`).
 #[derive(Debug)]
 pub(super) struct Pages {
     base: usize,

@@ -89,7 +89,7 @@ impl Watermarks {
         let high = high.min(RESERVE_MAX.max(8 * page)).max(2 * page);
         self.low.store(high / 2, Ordering::Relaxed);
         self.high.store(high, Ordering::Relaxed);
-        // Two writes of 2 MiB in flight do not fill a device of 1 ms (book/src/measurements/leaving.md).
+        // Two writes of 2 MiB in flight do not fill a device of 1 ms (book/src/measurements/fault_rates.md).
         let in_order = (limit.0 / 16).min(RESERVE_MAX).max(high);
         self.in_order.store(in_order, Ordering::Relaxed);
         self.ahead.store(ahead(limit).0.max(in_order), Ordering::Relaxed);

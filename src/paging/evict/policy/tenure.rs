@@ -20,7 +20,7 @@
 //!    it has no reason to. How often follows from what happened to those it gave up before:
 //!    seldom while they return, every other victim once they do not (see [`Vitality`]).
 //!
-//! Measured against the other policies and the optimum: `book/src/design/eviction.md`.
+//! Measured against the other policies and the optimum: `book/src/measurements/policies.md`.
 
 use crate::base::error::Result;
 use crate::base::units::{PageCount, PageId};
