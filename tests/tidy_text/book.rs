@@ -3,7 +3,7 @@
 //! A page is read in two places: in the book, and in the crate's documentation, where it is a module. So a page links
 //! to another by a definition, `[limits]: ../reference/limits.md`, which `book/links.md` replaces in the documentation.
 
-use crate::{everything, report, root};
+use crate::{WORDINGS, everything, report, root};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -169,6 +169,22 @@ fn the_book_is_short() {
     let texts = pages.iter().map(|page| page.text.as_str()).chain([readme.as_str()]);
     let words: usize = texts.map(|text| text.split_whitespace().count()).sum();
     assert!(words <= WORDS_MAX, "{words} words in README.md and book/src, of at most {WORDS_MAX}");
+}
+
+#[test]
+fn english_is_plain_in_the_book() {
+    let mut violations = Vec::new();
+    for page in pages() {
+        for (number, line) in page.prose() {
+            for (wording, better) in WORDINGS.iter().filter(|(wording, _)| line.contains(wording)) {
+                violations.push(format!(
+                    "{}:{number}: `{wording}`, better: {better}",
+                    page.path.display()
+                ));
+            }
+        }
+    }
+    report("plain English in the book", &violations);
 }
 
 /// Rows of statistics are written `name: kind "words";` in the tables of these files.
