@@ -1,0 +1,171 @@
+//! Addresses of exports, as users write them.
+
+use std::fmt;
+use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::path::PathBuf;
+
+/// The port that servers listen on unless they are told otherwise.
+const PORT: u16 = 10809;
+
+/// Place of a server and name of its export.
+///
+/// # Examples
+/// ```
+/// use farheap_nbd::ServerAddress;
+///
+/// let address: ServerAddress = "nbd://memory.example/cold".parse()?;
+/// assert_eq!(address.to_string(), "nbd://memory.example:10809/cold");
+/// assert!(!address.is_local());
+/// let address: ServerAddress = "nbd+unix:///?socket=/run/nbd.sock".parse()?;
+/// assert!(address.is_local());
+/// # Ok::<(), farheap_nbd::NetworkError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerAddress {
+    place: ServerPlace,
+    export: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum ServerPlace {
+    /// `host:port`.
+    Tcp(String),
+    Unix(PathBuf),
+}
+
+/// Where a server's socket is, looked up.
+#[derive(Clone, Debug)]
+pub(crate) enum Endpoint {
+    Tcp(Vec<SocketAddr>),
+    Unix(PathBuf),
+}
+
+/// An address or a server that cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NetworkError {
+    /// The address.
+    pub address: String,
+    /// Its defect.
+    pub reason: String,
+}
+
+impl fmt::Display for NetworkError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.address, self.reason)
+    }
+}
+
+impl std::error::Error for NetworkError {}
+
+impl NetworkError {
+    pub(crate) fn new(
+        address: &(impl fmt::Display + ?Sized),
+        reason: impl Into<String>,
+    ) -> NetworkError {
+        NetworkError { address: address.to_string(), reason: reason.into() }
+    }
+}
+
+impl ServerAddress {
+    /// True if `text` is meant as an address rather than as a path.
+    #[must_use]
+    pub fn is_address(text: &str) -> bool {
+        text.split_once("://").is_some_and(|(scheme, _)| scheme.starts_with("nbd"))
+    }
+
+    /// True if the server is reached by a Unix socket: nobody can listen on the way.
+    #[must_use]
+    pub fn is_local(&self) -> bool {
+        matches!(self.place, ServerPlace::Unix(_))
+    }
+
+    /// The export's name; mostly empty.
+    #[must_use]
+    pub fn export(&self) -> &str {
+        &self.export
+    }
+
+    /// Looks the host up, which may wait for a name server.
+    pub(crate) fn look_up(&self) -> Result<Endpoint, NetworkError> {
+        match &self.place {
+            ServerPlace::Unix(path) => Ok(Endpoint::Unix(path.clone())),
+            ServerPlace::Tcp(host) => match host.to_socket_addrs() {
+                Ok(found) => Ok(Endpoint::Tcp(found.collect())),
+                Err(error) => {
+                    Err(NetworkError::new(self, format!("its host is not known: {error}")))
+                }
+            },
+        }
+    }
+}
+
+impl std::str::FromStr for ServerAddress {
+    type Err = NetworkError;
+
+    fn from_str(text: &str) -> Result<ServerAddress, NetworkError> {
+        const FORMS: &str = "write nbd://HOST/EXPORT, nbd://HOST:PORT/EXPORT or \
+                             nbd+unix:///EXPORT?socket=PATH";
+        let refused = |why: &str| Err(NetworkError::new(text, format!("{why}; {FORMS}")));
+        let Some((scheme, rest)) = text.split_once("://") else { return refused("is no address") };
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (host, export) = rest.split_once('/').unwrap_or((rest, ""));
+        let place = match (scheme, query.strip_prefix("socket=")) {
+            ("nbd", _) if !query.is_empty() => return refused("nothing follows the export's name"),
+            ("nbd", _) if host.is_empty() => return refused("names no host"),
+            ("nbd", _) => {
+                // Colons of an IPv6 address are within brackets.
+                let has_port = host.rsplit(']').next().is_some_and(|end| end.contains(':'));
+                let port = if has_port { String::new() } else { format!(":{PORT}") };
+                ServerPlace::Tcp(format!("{host}{port}"))
+            }
+            ("nbd+unix", Some(path)) if host.is_empty() && !path.is_empty() => {
+                ServerPlace::Unix(path.into())
+            }
+            ("nbd+unix", _) => return refused("names no socket"),
+            _ => return refused("is of another kind"),
+        };
+        Ok(ServerAddress { place, export: export.to_owned() })
+    }
+}
+
+impl fmt::Display for ServerAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.place {
+            ServerPlace::Tcp(host) => write!(f, "nbd://{host}/{}", self.export),
+            ServerPlace::Unix(path) => {
+                write!(f, "nbd+unix:///{}?socket={}", self.export, path.display())
+            }
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_print_as_they_are_read() {
+        for (text, printed) in [
+            ("nbd://a", "nbd://a:10809/"),
+            ("nbd://a:7/x/y", "nbd://a:7/x/y"),
+            ("nbd://[::1]/x", "nbd://[::1]:10809/x"),
+            ("nbd://[::1]:7/x", "nbd://[::1]:7/x"),
+            ("nbd+unix:///x?socket=/run/s", "nbd+unix:///x?socket=/run/s"),
+        ] {
+            let address: ServerAddress = text.parse().expect(text);
+            assert_eq!(address.to_string(), printed);
+            assert_eq!(printed.parse(), Ok(address));
+        }
+    }
+
+    #[test]
+    fn what_is_no_address_is_refused_with_the_forms_there_are() {
+        for text in ["a", "nbd://", "nbd:///x", "nbd://a/x?y=z", "nbd+unix:///x", "nbd+vsock://1/"]
+        {
+            let error = text.parse::<ServerAddress>().expect_err(text);
+            assert!(error.to_string().contains("nbd://HOST/EXPORT"), "{error}");
+        }
+        assert!(ServerAddress::is_address("nbd+unix:///?socket=x"));
+        assert!(!ServerAddress::is_address("/dev/nbd0") && !ServerAddress::is_address("nbd:/x"));
+    }
+}

@@ -1,0 +1,41 @@
+//! A client of the NBD protocol for memory on other machines.
+//!
+//! [`Client`] holds one export, or the same bytes on up to four servers; each thread has an [`NbdQueue`] with connections
+//! of its own, and a [`Tender`] for each server makes broken connections anew. Servers are those that exist: nbdkit,
+//! nbd-server, qemu-nbd, qemu-storage-daemon.
+//!
+//! # What it is not
+//! No block device: ranges are written by one user at a time, and a write whose end is [`Ending::Late`] has used its
+//! place up. No TLS.
+//!
+//! # Guarantees
+//! 1. A place that a write may still reach late is never written again in this process ([`Ending::Late`]).
+//! 2. A read that ends as [`Ending::Done`] has filled its buffers with what one server returned, and none that is known to
+//!    lack the bytes. Whether they are right is up to the caller, who has a hash of them: read again, they come from
+//!    another server.
+//! 3. No server's bytes lead to a panic, to a wait without end, or out of a buffer.
+//! 4. Queues allocate when they are made, and never again.
+//!
+//! # Limits
+//! Linux. Servers must announce that connections see each other's writes (MULTI_CONN).
+
+mod address;
+mod blocks;
+mod client;
+mod copying;
+mod handshake;
+mod link;
+mod queue;
+mod seat;
+mod server;
+mod shared;
+mod sync;
+mod sys;
+pub mod wire;
+
+pub use address::{NetworkError, ServerAddress};
+pub use client::{Client, Tender};
+pub use handshake::{Export, shake_hands};
+pub use queue::{Ending, NbdBuffer, NbdEnd, NbdQueue, SERVERS_MAX, WATCHED_MAX};
+pub use server::{MARK_LEN, ServerState, ServerStats, Tell};
+pub use shared::NbdTimes;

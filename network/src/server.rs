@@ -1,0 +1,498 @@
+//! One server: its connections, what it lacks, and the thread that tends it.
+//!
+//! ```text
+//!   Up --a connection breaks, and no other can be made--> Lost --connected, with our mark--------> Up
+//!    |                                                      |---connected, all zeros: restarted--> Up, lacking all
+//!    '--the first block is another's----> Taken <-----------'    (one server alone: Taken, for its pages are gone)
+//! ```
+//! A server counts by what it holds, not by a state: `lacking` has the blocks that it does not hold as they were written
+//! last, `barred` those to which a write may be under way that nobody waits for any more. So a server that was away is of
+//! use at once, for what it has.
+
+use crate::address::{Endpoint, NetworkError, ServerAddress};
+use crate::blocks::{BLOCK, BlockSet};
+use crate::handshake::{Export, shake_hands};
+use crate::link::{BufferTable, FlightEnd, Link};
+use crate::seat::{Seat, Seated};
+use crate::sync::{AtomicBool, AtomicU64, Ordering};
+use crate::sys::{self, Awaited, IoSlice, Timed};
+use crate::wire::NbdCommand;
+use std::fmt;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+/// Bytes of a mark: the first block.
+pub const MARK_LEN: usize = BLOCK as usize;
+/// Pauses between two attempts to reach a server; each is twice as long as the one before.
+const PAUSE_MIN: Duration = Duration::from_millis(20);
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// How often a server's mark is looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// A server's health.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ServerState {
+    /// It answers.
+    #[default]
+    Up,
+    /// It cannot be reached.
+    Lost,
+    /// Its export is somebody else's now, or what it held is gone: it is not used any more.
+    Taken,
+}
+
+/// Counts of a server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ServerStats {
+    /// Its health.
+    pub state: ServerState,
+    /// Reads that it has answered.
+    pub reads: u64,
+    /// Writes that it has answered.
+    pub writes: u64,
+    /// Requests that it has refused.
+    pub errors: u64,
+    /// Connections that broke.
+    pub breaks: u64,
+    /// Reads that another server was too late for.
+    pub hedges: u64,
+    /// Mean time of a read.
+    pub read_time: Duration,
+    /// Bytes that it lacks and other servers have.
+    pub lacking: u64,
+    /// Bytes that it got from other servers after it had been away.
+    pub copied: u64,
+    /// Bytes of places that are not used any more, because a write may still be under way there.
+    pub barred: u64,
+}
+
+/// Called with news of a server, for people.
+pub type Tell = Box<dyn Fn(fmt::Arguments<'_>) + Send + Sync>;
+
+/// Content of a server's first block.
+enum Found {
+    /// This process's mark, or it has not marked it yet.
+    Ours,
+    Zeros,
+    Other,
+}
+
+/// Something that is counted of a server.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum ServerEvent {
+    Read,
+    Write,
+    Error,
+    Break,
+    Hedge,
+}
+
+/// Counts of what happened.
+#[derive(Debug, Default)]
+struct ServerCounts {
+    events: [AtomicU64; 5],
+    copied: AtomicU64,
+    /// Mean time of a read, in nanoseconds.
+    read_ns: AtomicU64,
+}
+
+/// The content of the server's first block, and the thread that looks after it.
+#[derive(Debug, Default)]
+struct Tending {
+    mark: Mutex<Option<Box<[u8]>>>,
+    thread: Mutex<Option<Thread>>,
+    is_closed: AtomicBool,
+}
+
+/// See [module](self).
+pub(crate) struct NbdServer {
+    address: ServerAddress,
+    endpoint: Endpoint,
+    export: Export,
+    seats: Mutex<Vec<Arc<Seat>>>,
+    state: AtomicU64,
+    /// Number of the server's life: another one after each restart without content.
+    life: AtomicU64,
+    pub(super) lacking: BlockSet,
+    pub(super) barred: BlockSet,
+    counts: ServerCounts,
+    tending: Tending,
+    /// Other servers hold the same.
+    has_others: bool,
+}
+
+impl fmt::Debug for NbdServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NbdServer").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+impl NbdServer {
+    /// Reaches a server for the first time.
+    ///
+    /// # Errors
+    /// When it cannot be reached or lacks something that every use of it needs.
+    pub(crate) fn open(
+        address: &ServerAddress,
+        wait: Duration,
+        has_others: bool,
+    ) -> Result<NbdServer, NetworkError> {
+        let (endpoint, export) = enter(address, wait)?;
+        if let Some(why) = export.defect() {
+            return Err(NetworkError::new(address, why));
+        }
+        Ok(NbdServer {
+            address: address.clone(),
+            endpoint,
+            lacking: BlockSet::new(export.size()),
+            barred: BlockSet::new(export.size()),
+            export,
+            seats: Mutex::default(),
+            state: AtomicU64::new(ServerState::Up as u64),
+            life: AtomicU64::new(0),
+            counts: ServerCounts::default(),
+            tending: Tending::default(),
+            has_others,
+        })
+    }
+
+    pub(crate) fn address(&self) -> &ServerAddress {
+        &self.address
+    }
+
+    pub(crate) fn export(&self) -> &Export {
+        &self.export
+    }
+
+    pub(crate) fn is_taken(&self) -> bool {
+        self.state.load(Ordering::SeqCst) == ServerState::Taken as u64
+    }
+
+    /// Number of its present life.
+    pub(crate) fn life(&self) -> u32 {
+        self.life.load(Ordering::SeqCst) as u32
+    }
+
+    /// True if connections are of the server's present life.
+    pub(crate) fn is_life(&self, life: u32) -> bool {
+        self.life.load(Ordering::SeqCst) == u64::from(life)
+    }
+
+    /// Adds a place for a connection, which is made at once.
+    ///
+    /// # Errors
+    /// When it cannot be made, or the export is another's by now.
+    pub(crate) fn add_seat(&self, wait: Duration) -> io::Result<Arc<Seat>> {
+        let seat = Arc::new(Seat::new());
+        match self.connect_again(wait) {
+            Ok(Some(seated)) => seat.seat(seated),
+            _ if self.has_others => drop(seat.ask()),
+            Ok(None) => return Err(io::ErrorKind::PermissionDenied.into()),
+            Err(error) => return Err(error),
+        }
+        let mut seats = self.seats.lock().unwrap_or_else(PoisonError::into_inner);
+        seats.retain(|seat| Arc::strong_count(seat) > 1);
+        seats.push(Arc::clone(&seat));
+        Ok(seat)
+    }
+
+    /// Adds a place for a connection that is made when it is asked for.
+    pub(crate) fn add_empty_seat(&self) -> Arc<Seat> {
+        let seat = Arc::new(Seat::new());
+        self.seats.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&seat));
+        seat
+    }
+
+    /// Leaves word that a seat needs a connection. Neither allocates nor waits.
+    pub(crate) fn ask(&self, seat: &Seat) {
+        if seat.ask()
+            && let Ok(tender) = self.tending.thread.try_lock()
+            && let Some(tender) = &*tender
+        {
+            tender.unpark();
+        }
+    }
+
+    /// Names what the first block holds from now on.
+    pub(crate) fn set_mark(&self, mark: &[u8]) {
+        *self.tending.mark.lock().unwrap_or_else(PoisonError::into_inner) = Some(mark.into());
+    }
+
+    pub(crate) fn close(&self) {
+        self.tending.is_closed.store(true, Ordering::SeqCst);
+        if let Some(tender) = &*self.tending.thread.lock().unwrap_or_else(PoisonError::into_inner) {
+            tender.unpark();
+        }
+    }
+
+    /// Mean time of a read in nanoseconds; 0: none was measured.
+    pub(crate) fn read_ns(&self) -> u64 {
+        self.counts.read_ns.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn note_read(&self, took: Duration) {
+        let (took, mean) = (took.as_nanos() as u64, self.read_ns());
+        let next = if mean == 0 { took } else { mean - mean / 16 + took / 16 };
+        self.counts.read_ns.store(next, Ordering::Relaxed); // One of two racers is lost: a mean all the same.
+    }
+
+    /// Counts something.
+    pub(crate) fn count(&self, event: ServerEvent) {
+        self.counts.events[event as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts bytes that it got from another server.
+    pub(crate) fn count_copied(&self, len: u64) {
+        self.counts.copied.fetch_add(len, Ordering::Relaxed);
+    }
+
+    pub(crate) fn stats(&self) -> ServerStats {
+        let count = |of: ServerEvent| self.counts.events[of as usize].load(Ordering::Relaxed);
+        ServerStats {
+            state: match self.state.load(Ordering::SeqCst) {
+                0 => ServerState::Up,
+                1 => ServerState::Lost,
+                _ => ServerState::Taken,
+            },
+            reads: count(ServerEvent::Read),
+            writes: count(ServerEvent::Write),
+            errors: count(ServerEvent::Error),
+            breaks: count(ServerEvent::Break),
+            hedges: count(ServerEvent::Hedge),
+            read_time: Duration::from_nanos(self.read_ns()),
+            lacking: self.lacking.count() * BLOCK,
+            copied: self.counts.copied.load(Ordering::Relaxed),
+            barred: self.barred.count() * BLOCK,
+        }
+    }
+
+    // Connections.
+
+    /// Connects, and looks whether the export still is what it was; `None`: it is not, and never will be.
+    fn connect_again(&self, wait: Duration) -> io::Result<Option<Seated>> {
+        let deadline = Instant::now() + wait;
+        let (fd, export) = connect(&self.endpoint, self.address.export(), deadline)?;
+        if export.size() < self.export.size() || export.defect().is_some() {
+            return Ok(None);
+        }
+        let mut link = Link::new(1);
+        link.attach(fd, export.is_chunked());
+        let is_ours = match self.look(&mut link, deadline)? {
+            Found::Ours => true,
+            Found::Zeros => self.has_others && self.begin_anew(&mut link, deadline)?,
+            Found::Other => false,
+        };
+        if !is_ours {
+            return Ok(None);
+        }
+        let life = self.life();
+        let fd = link.detach().ok_or(io::ErrorKind::InvalidData)?;
+        Ok(Some(Seated { fd, is_chunked: export.is_chunked(), life }))
+    }
+
+    fn look(&self, link: &mut Link, deadline: Instant) -> io::Result<Found> {
+        let mark = self.tending.mark.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(mark) = &*mark else { return Ok(Found::Ours) };
+        let mut found = vec![0; MARK_LEN];
+        run_to_end(link, NbdCommand::Read, 0, &mut found, deadline)?;
+        Ok(match () {
+            () if found == **mark => Found::Ours,
+            () if found.iter().all(|byte| *byte == 0) => Found::Zeros,
+            () => Found::Other,
+        })
+    }
+
+    /// The server has begun anew, without what it held: it lacks everything from now on, and is marked again.
+    fn begin_anew(&self, link: &mut Link, deadline: Instant) -> io::Result<bool> {
+        // First: what connections of its last life still report changes `lacking` no more.
+        self.life.fetch_add(1, Ordering::SeqCst);
+        self.lacking.insert(0, self.export.size() / BLOCK * BLOCK);
+        let mark = self.tending.mark.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(mut bytes) = mark.clone() else { return Ok(true) };
+        run_to_end(link, NbdCommand::Write, 0, &mut bytes, deadline)?;
+        Ok(true)
+    }
+
+    fn state(&self, to: ServerState) -> bool {
+        self.state.swap(to as u64, Ordering::SeqCst) != to as u64
+    }
+
+    // The tender.
+
+    /// Makes broken connections anew and looks after the server's mark, until the client ends; `copy` gives the server
+    /// some of what it missed, and returns how long to wait before it is called again, if there is more.
+    pub(crate) fn tend(
+        &self,
+        wait: Duration,
+        tell: &Tell,
+        copy: &mut dyn FnMut() -> Option<Duration>,
+    ) {
+        *self.tending.thread.lock().unwrap_or_else(PoisonError::into_inner) =
+            Some(std::thread::current());
+        let mut pause = PAUSE_MIN;
+        let mut control = Link::new(1);
+        let mut looked = Instant::now();
+        while !self.tending.is_closed.load(Ordering::SeqCst) && !self.is_taken() {
+            let asked = self.asked_seat();
+            match &asked {
+                Some(seat) => match self.connect_again(wait) {
+                    Ok(Some(seated)) => {
+                        seat.seat(seated);
+                        pause = PAUSE_MIN;
+                        if self.state(ServerState::Up) {
+                            tell(format_args!("{} answers again", self.address));
+                        }
+                        continue;
+                    }
+                    Ok(None) => return self.give_up(tell),
+                    Err(error) => {
+                        pause = (pause * 2).min(PAUSE_MAX);
+                        if self.state(ServerState::Lost) {
+                            tell(format_args!("{} is lost: {error}", self.address));
+                        }
+                    }
+                },
+                None => pause = PAUSE_MIN,
+            }
+            if looked.elapsed() >= LOOK_EVERY && asked.is_none() {
+                looked = Instant::now();
+                if self.look_at_mark(&mut control, wait) == Some(false) {
+                    return self.give_up(tell);
+                }
+            }
+            let is_up = asked.is_none() && self.has_others;
+            let more = if is_up { copy() } else { None };
+            std::thread::park_timeout(match asked {
+                Some(_) => pause,
+                None => more.unwrap_or(LOOK_EVERY),
+            });
+        }
+    }
+
+    fn asked_seat(&self) -> Option<Arc<Seat>> {
+        let seats = self.seats.lock().unwrap_or_else(PoisonError::into_inner);
+        seats.iter().find(|seat| seat.is_asked() && Arc::strong_count(seat) > 1).cloned()
+    }
+
+    /// True if the mark is there; `None`: the server does not answer just now.
+    fn look_at_mark(&self, control: &mut Link, wait: Duration) -> Option<bool> {
+        if !control.is_usable() {
+            let seated = self.connect_again(wait).ok()?;
+            let Some(seated) = seated else { return Some(false) };
+            control.attach(seated.fd, seated.is_chunked);
+            return Some(true);
+        }
+        let found = self.look(control, Instant::now() + wait);
+        match found {
+            Ok(Found::Ours) => return Some(true),
+            Ok(Found::Other) => return Some(false),
+            // Where it began anew, a new connection finds out.
+            Ok(Found::Zeros) | Err(_) => control.break_off(&mut |_, _| ()),
+        }
+        None
+    }
+
+    fn give_up(&self, tell: &Tell) {
+        self.state(ServerState::Taken);
+        tell(format_args!(
+            "{} is not used any more: its first block is not what this process wrote there, so that the export was \
+             taken by another client, or its server began anew without the pages that it held",
+            self.address
+        ));
+    }
+}
+
+impl ServerAddress {
+    /// Asks the server what the export can.
+    ///
+    /// # Errors
+    /// When it cannot be reached, or does not let this client in.
+    pub fn probe(&self, wait: Duration) -> Result<Export, NetworkError> {
+        Ok(enter(self, wait)?.1)
+    }
+}
+
+/// Looks an address up, and leaves again.
+fn enter(address: &ServerAddress, wait: Duration) -> Result<(Endpoint, Export), NetworkError> {
+    let endpoint = address.look_up()?;
+    let (fd, export) = connect(&endpoint, address.export(), Instant::now() + wait)
+        .map_err(|error| NetworkError::new(address, format!("cannot be used: {error}")))?;
+    let mut link = Link::new(1);
+    link.attach(fd, export.is_chunked());
+    link.take_leave();
+    Ok((endpoint, export))
+}
+
+/// Connects and enters the export.
+fn connect(endpoint: &Endpoint, export: &str, deadline: Instant) -> io::Result<(OwnedFd, Export)> {
+    let fd = match endpoint {
+        Endpoint::Unix(path) => sys::connect_unix(path)?,
+        Endpoint::Tcp(addresses) => {
+            let mut result = Err(io::ErrorKind::NotFound.into());
+            for address in addresses {
+                result = sys::connect_tcp(*address, deadline);
+                if result.is_ok() {
+                    break;
+                }
+            }
+            result?
+        }
+    };
+    let export = shake_hands(&mut Timed { fd: &fd, deadline }, export)?;
+    Ok((fd, export))
+}
+
+/// Runs one request on a link that does nothing else, and waits for its end.
+///
+/// # Errors
+/// `ETIMEDOUT` past the deadline, that of the connection when it breaks, and the server's.
+pub(crate) fn run_to_end(
+    link: &mut Link,
+    command: NbdCommand,
+    offset: u64,
+    data: &mut [u8],
+    deadline: Instant,
+) -> io::Result<()> {
+    let mut vectors = BufferTable::new(1, 1);
+    vectors.set(0, std::iter::once(IoSlice::new(data.as_mut_ptr(), data.len())));
+    match run_with(link, &vectors, command, offset, data.len() as u32, deadline)? {
+        FlightEnd::Done => Ok(()),
+        FlightEnd::Refused(errno) => Err(io::Error::from_raw_os_error(errno)),
+        FlightEnd::Unsent | FlightEnd::Lost => Err(io::ErrorKind::ConnectionAborted.into()),
+    }
+}
+
+/// As `run_to_end`, with buffers that are vectors' number 0. Allocates nothing.
+pub(crate) fn run_with(
+    link: &mut Link,
+    vectors: &BufferTable,
+    command: NbdCommand,
+    offset: u64,
+    len: u32,
+    deadline: Instant,
+) -> io::Result<FlightEnd> {
+    let mut end = None;
+    link.start(0, command, offset, len);
+    while end.is_none() {
+        let pumped =
+            link.pump_out(vectors).and_then(|()| link.pump_in(vectors, &mut |_, e| end = Some(e)));
+        if end.is_some() {
+            break;
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        let is_over = left.is_zero();
+        if pumped.is_err() || is_over {
+            link.break_off(&mut |_, e| end = Some(e));
+            break;
+        }
+        let Some(fd) = link.raw_fd() else { break };
+        if matches!(pumped, Ok(false)) {
+            // It fails for lack of memory only, and then the loop looks again and again until the deadline.
+            let _ = sys::wait(&[Awaited { fd, write: link.has_queued() }], left);
+        }
+    }
+    end.ok_or_else(|| io::ErrorKind::NotConnected.into())
+}

@@ -1,0 +1,246 @@
+//! The set of servers that queues and threads of a client share, with connections that threads use by turns.
+
+#![expect(unsafe_code, reason = "shares connections between threads, by turns")]
+
+use crate::blocks::BLOCK;
+use crate::copying::Copying;
+use crate::link::{BufferTable, FlightEnd, Link};
+use crate::seat::Seat;
+use crate::server::{NbdServer, ServerEvent, run_with};
+use crate::sync::{AtomicBool, Ordering};
+use crate::sys::IoSlice;
+use crate::wire::NbdCommand;
+use std::cell::UnsafeCell;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Connections of a server for threads that wait for their requests themselves.
+const SPARES: usize = 4;
+/// Pause while all of them are in use.
+const SPARE_PAUSE: Duration = Duration::from_micros(100);
+/// Maximum time between two looks at the health of connections, where a slow read may be asked for elsewhere.
+const HEDGE_TICK: Duration = Duration::from_millis(1);
+/// Bytes that are copied to a server at a time.
+pub(crate) const COPY_LEN: usize = 64 << 10;
+
+/// How long servers may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NbdTimes {
+    /// Maximum time to connect and to enter the export.
+    pub connect: Duration,
+    /// A connection is given up after this long without a byte of a server that owes an answer.
+    pub stall: Duration,
+}
+
+/// A connection that threads use by turns.
+#[derive(Debug)]
+struct Spare {
+    is_busy: AtomicBool,
+    seat: Arc<Seat>,
+    line: UnsafeCell<SpareLine>,
+}
+
+#[derive(Debug)]
+struct SpareLine {
+    link: Link,
+    vectors: BufferTable,
+    life: u32,
+}
+
+// SAFETY: the cell is used by the thread that has made the spare busy, see `Spare::with`.
+unsafe impl Sync for Spare {}
+
+impl Spare {
+    fn new(server: &NbdServer) -> Spare {
+        let line = SpareLine { link: Link::new(1), vectors: BufferTable::new(1, 1), life: 0 };
+        Spare {
+            is_busy: AtomicBool::new(false),
+            seat: server.add_empty_seat(),
+            line: UnsafeCell::new(line),
+        }
+    }
+
+    /// Uses the connection, unless another thread does.
+    fn with<T>(&self, use_it: impl FnOnce(&mut SpareLine, &Seat) -> T) -> Option<T> {
+        // Acquire pairs with the Release below: the last user is done.
+        if self.is_busy.swap(true, Ordering::Acquire) {
+            return None;
+        }
+        // SAFETY: this thread alone found it not busy, and it stays busy until the reference is gone.
+        let line = unsafe { &mut *self.line.get() };
+        let result = use_it(line, &self.seat);
+        self.is_busy.store(false, Ordering::Release);
+        Some(result)
+    }
+}
+
+/// Servers that hold the same bytes, and the connections that threads use by turns.
+#[derive(Debug)]
+pub(crate) struct ServerSet {
+    servers: Box<[Arc<NbdServer>]>,
+    spares: Box<[[Spare; SPARES]]>,
+    capacity: u64,
+    times: NbdTimes,
+    copying: Copying,
+    /// One server at a time gets what it missed.
+    copier: Mutex<()>,
+}
+
+impl ServerSet {
+    pub(crate) fn new(servers: Box<[Arc<NbdServer>]>, capacity: u64, times: NbdTimes) -> ServerSet {
+        let spares = servers.iter().map(|server| std::array::from_fn(|_| Spare::new(server)));
+        ServerSet {
+            spares: spares.collect(),
+            copying: Copying::new(if servers.len() > 1 { capacity } else { 0 }),
+            servers,
+            capacity,
+            times,
+            copier: Mutex::new(()),
+        }
+    }
+
+    /// The turn of a thread that gives a server what it missed.
+    pub(crate) fn turn(&self) -> MutexGuard<'_, ()> {
+        self.copier.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    pub(crate) fn servers(&self) -> &[Arc<NbdServer>] {
+        &self.servers
+    }
+
+    pub(crate) fn stall(&self) -> Duration {
+        self.times.stall
+    }
+
+    pub(crate) fn wait_max(&self) -> Duration {
+        self.times.connect
+    }
+
+    /// How often a queue with requests in flight looks at the health of its connections.
+    pub(crate) fn look_every(&self) -> Duration {
+        let tick = if self.servers.len() > 1 { HEDGE_TICK } else { Duration::MAX };
+        (self.times.stall / 8).min(tick)
+    }
+
+    pub(crate) fn check_range(&self, offset: u64, len: u64) {
+        let is_aligned = len > 0 && (offset | len).is_multiple_of(BLOCK);
+        let is_inside = offset.checked_add(len).is_some_and(|end| end <= self.capacity);
+        let is_short = len <= u64::from(u32::MAX);
+        assert!(is_aligned && is_inside && is_short, "bytes {offset}+{len} of {}", self.capacity);
+    }
+
+    /// See [`Copying::begin_write`].
+    pub(crate) fn begin_write(&self, offset: u64, len: u64) -> Option<usize> {
+        if self.servers.len() == 1 { None } else { self.copying.begin_write(offset, len) }
+    }
+
+    pub(crate) fn end_write(&self, offset: u64, len: u64) {
+        if self.servers.len() > 1 {
+            self.copying.end_write(offset, len);
+        }
+    }
+
+    /// Runs a request on a spare connection of a server. Neither locks nor allocates.
+    pub(crate) fn exchange(
+        &self,
+        at: usize,
+        command: NbdCommand,
+        offset: u64,
+        slice: IoSlice,
+        len: u32,
+    ) -> FlightEnd {
+        let deadline = Instant::now() + self.times.stall;
+        let server = &self.servers[at];
+        if server.is_taken() {
+            return FlightEnd::Unsent;
+        }
+        loop {
+            let mut is_asked = false;
+            for spare in &self.spares[at] {
+                let mut run = |line: &mut SpareLine, seat: &Seat| {
+                    if !line.link.is_usable() {
+                        let seated = if is_asked { None } else { seat.take() };
+                        let Some(seated) = seated else {
+                            // One at a time: mostly one is enough.
+                            if !std::mem::replace(&mut is_asked, true) {
+                                server.ask(seat);
+                            }
+                            return None;
+                        };
+                        line.link.attach(seated.fd, seated.is_chunked);
+                        line.life = seated.life;
+                    }
+                    line.vectors.set(0, std::iter::once(slice));
+                    let run =
+                        run_with(&mut line.link, &line.vectors, command, offset, len, deadline);
+                    if !line.link.is_open() {
+                        server.count(ServerEvent::Break);
+                        server.ask(seat);
+                    }
+                    Some(match run.unwrap_or(FlightEnd::Lost) {
+                        // By a server that has lost what it had.
+                        FlightEnd::Done if !server.is_life(line.life) => {
+                            FlightEnd::Refused(libc::EIO)
+                        }
+                        end => end,
+                    })
+                };
+                if let Some(Some(end)) = spare.with(&mut run) {
+                    return end;
+                }
+            }
+            if is_asked || Instant::now() >= deadline {
+                return FlightEnd::Unsent;
+            }
+            std::thread::sleep(SPARE_PAUSE);
+        }
+    }
+
+    /// Gives a server blocks that it lacks, from byte `from` on; returns where to go on, or `None` when it lacks nothing
+    /// behind that.
+    pub(crate) fn copy_some(&self, to: usize, from: u64, buffer: &mut [u8]) -> Option<u64> {
+        let target = &self.servers[to];
+        let (offset, len) = target.lacking.next_run(from, COPY_LEN as u64)?;
+        let len = len.min(self.capacity.saturating_sub(offset));
+        if len == 0 {
+            return None; // Behind the end of what the smallest server has.
+        }
+        let len = match target.barred.next_run(offset, BLOCK) {
+            Some((barred, _)) if barred == offset => return Some(offset + BLOCK),
+            Some((barred, _)) => len.min(barred - offset),
+            None => len,
+        };
+        let slice = IoSlice::new(buffer.as_mut_ptr(), buffer.len()).part(0, len as usize);
+        let life = target.life();
+        self.copying.copy(to, offset, len, &target.lacking, || {
+            let sources = self.servers.iter().enumerate().filter(|(at, source)| {
+                *at != to && !source.lacking.has_any(offset, len) && !source.is_taken()
+            });
+            for (source, _) in sources {
+                if self.exchange(source, NbdCommand::Read, offset, slice, len as u32)
+                    != FlightEnd::Done
+                {
+                    continue;
+                }
+                match self.exchange(to, NbdCommand::Write, offset, slice, len as u32) {
+                    FlightEnd::Done if target.is_life(life) => {
+                        target.count_copied(len);
+                        return true;
+                    }
+                    FlightEnd::Lost => target.barred.insert(offset, len),
+                    _ => {}
+                }
+                return false;
+            }
+            false
+        });
+        if !target.is_life(life) {
+            target.lacking.insert(offset, len); // It has just lost what it got.
+        }
+        Some(offset + len)
+    }
+}

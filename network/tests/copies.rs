@@ -1,0 +1,193 @@
+//! The same bytes on several servers: what is left when one goes, and what one gets that comes back.
+
+mod common;
+
+use common::{
+    Announced, PATIENCE, PATIENT, Page, Plan, QUICK, READ, TestServer, client, run, until_done,
+};
+use farheap_nbd::{Client, Ending, NbdQueue, NbdTimes, ServerState};
+use std::time::{Duration, Instant};
+
+const PAGE: usize = 4096;
+
+fn two() -> [TestServer; 2] {
+    [(); 2].map(|()| TestServer::start(Announced::default()))
+}
+
+fn client_of(servers: &[TestServer], times: NbdTimes) -> Client {
+    let addresses: Vec<_> = servers.iter().map(|server| server.address.clone()).collect();
+    let client = client(&addresses, times);
+    common::mark(&client);
+    client
+}
+
+fn write_all(queue: &mut NbdQueue, pages: u64, byte: u8) {
+    for page in 1..=pages {
+        assert_eq!(run(queue, false, page * PAGE as u64, &mut Page::of(byte, PAGE)), Ending::Done);
+    }
+}
+
+fn assert_all(queue: &mut NbdQueue, pages: u64, byte: u8) {
+    for page in 1..=pages {
+        let mut found = Page::of(!byte, PAGE);
+        assert_eq!(run(queue, true, page * PAGE as u64, &mut found), Ending::Done, "page {page}");
+        assert!(found.0.iter().all(|found| *found == byte), "page {page}");
+    }
+}
+
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < PATIENCE, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_write_is_on_all_servers_when_it_is_done() {
+    let servers = two();
+    let client = client_of(&servers, PATIENT);
+    let mut queue = client.open_queue(4).expect("a queue");
+    write_all(&mut queue, 8, 7);
+    for server in &servers {
+        assert!(server.control.memory()[PAGE..9 * PAGE].iter().all(|byte| *byte == 7));
+    }
+}
+
+#[test]
+fn one_server_may_go_at_any_time_and_gets_what_it_missed() {
+    for at in 0..2 {
+        let servers = two();
+        let client = client_of(&servers, QUICK);
+        let mut queue = client.open_queue(4).expect("a queue");
+        write_all(&mut queue, 32, 1);
+        servers[at].control.kill(true);
+        write_all(&mut queue, 16, 2);
+        assert_all(&mut queue, 16, 2);
+        assert!(servers[at].control.memory()[PAGE..17 * PAGE].contains(&1));
+        servers[at].control.revive();
+        until("it comes back", || client.stats()[at].state == ServerState::Up);
+        until("it has got what it missed", || {
+            let stats = client.stats()[at];
+            stats.lacking == stats.barred
+        });
+        assert!(client.stats()[at].copied > 0, "{:?}", client.stats());
+        until("both are connected", || {
+            let mut page = Page::of(0, PAGE);
+            assert_eq!(run(&mut queue, true, PAGE as u64 * 20, &mut page), Ending::Done);
+            client.stats()[at].reads > 0 || at == 1
+        });
+        servers[1 - at].control.kill(true);
+        // What was on its way when the first one broke is on the other one only.
+        let barred = client.stats()[at].barred / PAGE as u64;
+        assert!(barred <= 1, "{barred} pages");
+        until("only the other one is asked", || {
+            let mut page = Page::of(0, PAGE);
+            run(&mut queue, true, 3 * PAGE as u64, &mut page) == Ending::Done
+        });
+        let mut page = Page::of(0, PAGE);
+        until_done(&mut queue, true, 20 * PAGE as u64, &mut page);
+        for page in 2..=16 {
+            let mut found = Page::of(0, PAGE);
+            assert_eq!(run(&mut queue, true, page * PAGE as u64, &mut found), Ending::Done);
+            assert!(found.0.iter().all(|byte| *byte == 2), "page {page}");
+        }
+    }
+}
+
+#[test]
+fn a_stopped_server_delays_a_write_by_the_time_for_silence_only() {
+    let servers = two();
+    let client = client_of(&servers, QUICK);
+    let mut queue = client.open_queue(4).expect("a queue");
+    write_all(&mut queue, 1, 1);
+    servers[0].control.pause(true);
+    write_all(&mut queue, 4, 2);
+    assert_all(&mut queue, 4, 2);
+    servers[0].control.pause(false);
+}
+
+#[test]
+fn a_server_that_began_anew_is_filled_and_then_counts() {
+    let servers = two();
+    let client = client_of(&servers, QUICK);
+    let mut queue = client.open_queue(4).expect("a queue");
+    write_all(&mut queue, 32, 3);
+    servers[1].control.kill(true);
+    servers[1].control.set_memory(vec![0; 16 << 20]);
+    servers[1].control.revive();
+    // The mark is looked at when a connection is made.
+    until("it is found out", || {
+        let mut page = Page::of(3, PAGE);
+        let _ = run(&mut queue, false, PAGE as u64 * 40, &mut page);
+        client.stats()[1].copied > 0
+    });
+    until("it has got all", || {
+        let stats = client.stats()[1];
+        stats.lacking == stats.barred
+    });
+    assert!(servers[1].control.memory()[PAGE..33 * PAGE].iter().all(|byte| *byte == 3));
+}
+
+#[test]
+fn a_page_that_is_read_again_comes_from_the_other_server() {
+    let servers = two();
+    let client = client_of(&servers, PATIENT);
+    let mut queue = client.open_queue(4).expect("a queue");
+    write_all(&mut queue, 4, 3);
+    // As a server with damaged memory.
+    let mut memory = servers[0].control.memory();
+    memory[PAGE..].fill(9);
+    servers[0].control.set_memory(memory);
+    for page in 1..=4 {
+        let offset = page * PAGE as u64;
+        let mut found = [Page::of(0, PAGE), Page::of(0, PAGE)];
+        found
+            .iter_mut()
+            .for_each(|page| assert_eq!(run(&mut queue, true, offset, page), Ending::Done));
+        assert!(found.iter().any(|page| page.0[0] == 3) && found.iter().any(|page| page.0[0] == 9));
+    }
+}
+
+#[test]
+fn a_slow_read_is_asked_for_elsewhere_within_the_bound() {
+    let servers = two();
+    let client = client_of(&servers, PATIENT);
+    let mut queue = client.open_queue(4).expect("a queue");
+    write_all(&mut queue, 1, 3);
+    for n in 0..200 {
+        assert_eq!(
+            run(&mut queue, true, PAGE as u64 * (1 + n % 64), &mut Page::of(0, PAGE)),
+            Ending::Done
+        );
+    }
+    for server in &servers {
+        let mut is_first = true;
+        server.control.plan(move |asked| {
+            let is_slow = asked.command == READ && std::mem::take(&mut is_first);
+            if is_slow { Plan::Slowly(2000) } else { Plan::Answer }
+        });
+    }
+    let start = Instant::now();
+    let mut page = Page::of(0, PAGE);
+    assert_eq!(run(&mut queue, true, PAGE as u64, &mut page), Ending::Done);
+    let _ = start;
+    let hedges: u64 = client.stats().iter().map(|stats| stats.hedges).sum();
+    assert!((1..=11).contains(&hedges), "{hedges}");
+}
+
+#[test]
+fn an_error_of_one_server_is_none_while_another_has_the_bytes() {
+    let servers = two();
+    let client = client_of(&servers, PATIENT);
+    let mut queue = client.open_queue(4).expect("a queue");
+    servers[0]
+        .control
+        .plan(|asked| if asked.command == READ { Plan::Refuse(5) } else { Plan::Refuse(28) });
+    write_all(&mut queue, 4, 6);
+    assert_all(&mut queue, 4, 6);
+    servers[1].control.plan(|_| Plan::Refuse(5));
+    let mut page = Page::of(0, PAGE);
+    assert_eq!(run(&mut queue, true, PAGE as u64, &mut page), Ending::Failed(libc::EIO));
+    assert_eq!(client.stats()[0].barred, 0);
+}
