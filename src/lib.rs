@@ -72,7 +72,7 @@ pub mod book {
     }
     pages! {
         "guide" first_heap choosing top;
-        "how_to" rust engine cpp install run containers moving;
+        "how_to" rust engine cpp install run containers network moving;
         "reference" options statistics errors limits runtimes guarantees c_interface;
         "design" architecture decisions faults write_back eviction memory pool fork placement;
         "measurements" programs fault_rates policies allocations pool_rates cooperative objects placements papers;

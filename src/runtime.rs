@@ -22,6 +22,8 @@ use crate::heap::{
 use crate::limit::manager::MemoryManager;
 use crate::paging::region::{self, FaultMode, Region, Stats};
 use crate::store::{BlockStore, Store};
+#[cfg(feature = "network")]
+use crate::store::{EncryptedStore, NetworkPlace, NetworkStore};
 use crate::sys::messages::{self, Deliver};
 use crate::sys::probe::NumaNode;
 use crate::sys::statm::Statm;
@@ -670,6 +672,22 @@ fn threshold(config: &Config, region: &Region) -> Option<ByteCount> {
 }
 
 fn open_store(config: &Config) -> Result<Arc<dyn Store>> {
+    #[cfg(feature = "network")]
+    if let Some(place) = config.device().map(NetworkPlace::of).transpose()?.flatten() {
+        // With `encrypt` the region does it.
+        let encrypts = place.wants_encryption() && !config.encrypt();
+        let store =
+            NetworkStore::open(place, config.capacity(), config.overwrite(), config.deadline())?;
+        return match encrypts {
+            true => Ok(Arc::new(EncryptedStore::new(Arc::new(store), config.page())?)),
+            false => Ok(Arc::new(store)),
+        };
+    }
+    #[cfg(not(feature = "network"))]
+    if let Some(device) = config.device().filter(|device| device.starts_with("nbd:")) {
+        let reason = "farheap was built without its feature `network`".to_owned();
+        return Err(Error::Device { path: device.to_owned(), reason });
+    }
     let store = match config.device() {
         Some(device) => BlockStore::scratch(device, config.capacity(), config.overwrite())?,
         None => BlockStore::temporary(config.dir(), config.capacity())?,

@@ -60,10 +60,11 @@ macro_rules! for_options {
         /// run left, unless [`overwrite`](Builder::overwrite) is set.
         ///
         /// Default: an unlinked temporary file in [`dir`](Builder::dir). Name a raw device when
-        /// there is one: it spares the file system's work and has a fixed size.
+        /// there is one: it spares the file system's work and has a fixed size. With the feature `network` it may be
+        /// the memory of other machines, `nbd://HOST/EXPORT` (`book/src/how_to/network.md`).
         device: path(PathBuf) = None,
             "the block device or regular file that keeps evicted pages",
-            { store c text device, "block device or file; **its contents are lost**",
+            { store c text device, "block device, file, or `nbd://HOST/EXPORT`; **its contents are lost**",
               "a temporary file", "there is a raw device" };
 
         /// A device holds data if it begins neither with zeros nor with the mark of an earlier

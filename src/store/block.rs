@@ -31,7 +31,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 /// Smallest store.
-const CAPACITY_MIN: ByteCount = ByteCount::mib(1);
+pub(super) const CAPACITY_MIN: ByteCount = ByteCount::mib(1);
 
 /// Names tried for a temporary file where the file system has no unnamed files.
 const NAMES_MAX: u32 = 16;
@@ -447,7 +447,7 @@ fn choose_engine(device: &Device) -> Engine {
     }
 }
 
-fn check_capacity(path: &Path, capacity: Option<ByteCount>) -> Result<()> {
+pub(super) fn check_capacity(path: &Path, capacity: Option<ByteCount>) -> Result<()> {
     let Some(capacity) = capacity else { return Ok(()) };
     if !capacity.get().is_multiple_of(IO_ALIGN as u64) {
         let bytes = capacity.get();

@@ -5,7 +5,8 @@
 //! `base`, `sys`, `meta`.
 //!
 //! [`BlockStore`] keeps bytes in a file or on a block device, [`MemStore`] in memory;
-//! `EncryptedStore` (feature `encrypt`) wraps a store and encrypts what it keeps.
+//! `NetworkStore` (feature `network`) on servers; `EncryptedStore` (feature `encrypt`) wraps a store and encrypts what
+//! it keeps.
 //!
 //! # Invariants
 //! 1. A request is reported exactly once: done or failed. A short transfer is a failure (`EIO`).
@@ -23,6 +24,8 @@ mod device;
 mod encrypted;
 mod inline_queue;
 mod mem;
+#[cfg(feature = "network")]
+mod network;
 #[cfg(feature = "encrypt")]
 mod pending;
 mod signature;
@@ -36,6 +39,8 @@ pub use block::{BlockStore, IoEngine};
 #[cfg(feature = "encrypt")]
 pub use encrypted::EncryptedStore;
 pub use mem::MemStore;
+#[cfg(feature = "network")]
+pub(crate) use network::{NetworkPlace, NetworkStore};
 pub(crate) use slots::SlotMap;
 pub(crate) use uring_queue::{has_given_up, queue_bytes};
 pub(crate) use user::OnlyUser;
@@ -62,6 +67,15 @@ pub(crate) const DEPTH_MAX: u32 = 4096;
 
 /// Maximum number of descriptors that a queue watches.
 pub(crate) const WATCHES_MAX: usize = 4;
+
+/// `errno` of a write that was given up and may be carried out all the same, now or later: its place is not to be used
+/// again. No device or file reports it.
+pub(crate) const LATE: i32 = libc::ECONNABORTED;
+
+/// True if a failed write may still be carried out.
+pub(crate) fn may_come_late(error: &Error) -> bool {
+    matches!(error, Error::Io { errno: LATE, .. })
+}
 
 /// Direction of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -337,6 +351,8 @@ const _: () = assert!(ZEROS_LEN.is_multiple_of(IO_ALIGN as u64));
 ///    its buffers afterwards, whether it succeeded or not.
 /// 2. Of a request that is reported as done, all bytes were moved.
 /// 3. [`in_flight`](Queue::in_flight) counts all requests that may still use their buffers.
+/// 4. A write that is reported as failed is not carried out later, unless the error's `errno` is `ECONNABORTED`: its
+///    place is not used again then.
 pub unsafe trait Queue: Send {
     /// Accepts a request; nothing happens before [`submit`](Queue::submit). Returns whether there
     /// was room (`false`: the depth is reached, collect completions first).

@@ -60,6 +60,13 @@ pub(super) fn refused(path: &Path, reason: impl Into<String>) -> Error {
     Error::Device { path: path.to_path_buf(), reason: reason.into() }
 }
 
+/// Where a store for evicted pages of `capacity` bytes, margins included, lies in something of `len` bytes.
+pub(super) fn pages_within(len: u64, has_tail: bool, capacity: ByteCount) -> Range<u64> {
+    let margin = if capacity < LARGE_MIN { MARGIN_SMALL } else { MARGIN };
+    let room = if has_tail { len - margin } else { len };
+    margin..capacity.0.min(room - room % IO_ALIGN as u64)
+}
+
 /// A file or device that is about to be taken.
 #[derive(Clone, Copy)]
 pub(super) struct FoundFile<'a> {
@@ -138,15 +145,6 @@ impl FoundFile<'_> {
         Ok(())
     }
 
-    /// Where a store for evicted pages of `capacity` bytes, margins included, lies in it.
-    fn pages(self, capacity: ByteCount) -> Range<u64> {
-        let margin = if capacity < LARGE_MIN { MARGIN_SMALL } else { MARGIN };
-        let align = IO_ALIGN as u64;
-        // A regular file has nothing at its end that anybody looks for.
-        let room = if self.kind == FileKind::Block { self.len - margin } else { self.len };
-        margin..capacity.0.min(room - room % align)
-    }
-
     /// Erases what is left of others: everything that is looked at, and where `holds_data` the
     /// places of further superblocks, from which programs restore the first ones.
     ///
@@ -201,10 +199,11 @@ impl FoundFile<'_> {
         if matches!(what, Use::NewTable { .. }) {
             return Ok(0..capacity.0);
         }
-        let pages = self.pages(capacity);
+        // A regular file has nothing at its end that anybody looks for.
+        let pages = pages_within(self.len, self.kind == FileKind::Block, capacity);
         let written = |errno| refused(self.path, format!("cannot be written: {errno}"));
         let mut block = buffer(IO_ALIGN).map_err(written)?;
-        let text = OwnSignature { pages: pages.clone() }.text();
+        let text = OwnSignature { pages: pages.clone(), run: None }.text();
         block[..text.len()].copy_from_slice(text.as_bytes());
         file::write_at(self.fd, &mut block, 0).map_err(written)?;
         Ok(pages)

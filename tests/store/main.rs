@@ -8,6 +8,9 @@ mod claims;
 mod common;
 mod devices;
 mod faulty;
+mod network;
+#[path = "../../network/tests/common/mod.rs"]
+mod servers;
 #[path = "../../src/base/testing.rs"]
 mod testing;
 

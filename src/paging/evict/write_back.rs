@@ -11,7 +11,7 @@ use crate::paging::pager::Pager;
 use crate::paging::pager::health::NO_SLOT;
 use crate::paging::pager::health::errno_of;
 use crate::paging::transfer::{Aim, Transfer, Transfers};
-use crate::store::Op;
+use crate::store::{Op, may_come_late};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -211,8 +211,10 @@ impl WriteBack {
             Err(error) => {
                 diagnostics::write_failed(&error, self.pager.slots().store().room());
                 self.fail(errno_of(&error) as u32);
+                let is_late = may_come_late(&error);
                 for (slot, frame) in write.pages() {
-                    self.pager.slots().map().put(slot);
+                    // One that a late write may reach stays in use for ever.
+                    self.pager.slots().put(Some(slot).filter(|_| !is_late));
                     if self.pager.frames().slot(frame) == Some(slot) {
                         // Half written: not the page's any more.
                         self.pager.frames().forget_slot(frame);
@@ -368,8 +370,9 @@ impl WriteBack {
         if result.is_ok() {
             self.note_works();
         }
+        let is_late = result.as_ref().is_err_and(may_come_late);
         for (slot, frame) in probe.pages() {
-            self.pager.slots().put(Some(slot));
+            self.pager.slots().put(Some(slot).filter(|_| !is_late));
             self.pager.pool().recycle(frame, 1);
         }
         if let Err(error) = result {

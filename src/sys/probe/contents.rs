@@ -46,13 +46,21 @@ const MARK_END: &str = "\nThe contents of this device mean nothing once the proc
 pub(crate) struct OwnSignature {
     /// The bytes that hold evicted pages.
     pub(crate) pages: Range<u64>,
+    /// A random number of the process that uses it, where others can reach it meanwhile.
+    pub(crate) run: Option<u64>,
 }
+
+/// Reads up to the length of a buffer at an offset.
+pub(crate) type ReadAt<'a> = dyn FnMut(&mut Buffer, u64) -> Result<usize, Errno> + 'a;
 
 impl OwnSignature {
     /// Our signature, to be written at the start.
     pub(crate) fn text(&self) -> String {
         let mut text = MARK_START.to_owned();
         write!(text, "{} to {}", self.pages.start, self.pages.end).expect("a string takes any");
+        if let Some(run) = self.run {
+            write!(text, " of run {run}").expect("a string takes any");
+        }
         text + MARK_END
     }
 
@@ -60,8 +68,10 @@ impl OwnSignature {
     fn parse(head: &[u8]) -> Option<OwnSignature> {
         let rest = head.strip_prefix(MARK_START.as_bytes())?;
         let line = rest.split(|byte| *byte == b'\n').next()?;
-        let (from, to) = std::str::from_utf8(line).ok()?.split_once(" to ")?;
-        let own = OwnSignature { pages: from.parse().ok()?..to.parse().ok()? };
+        let (from, rest) = std::str::from_utf8(line).ok()?.split_once(" to ")?;
+        let (to, run) = rest.split_once(" of run ").unwrap_or((rest, ""));
+        let pages = from.parse().ok()?..to.parse().ok()?;
+        let own = OwnSignature { pages, run: run.parse().ok() };
         (own.pages.start >= BLOCK && head.starts_with(own.text().as_bytes())).then_some(own)
     }
 }
@@ -85,11 +95,25 @@ impl Contents {
     /// Looks at the first and the last mebibyte and, without our signature, at all of a regular file
     /// that is not a hole, or at [`SAMPLES`] places of a block device.
     pub(crate) fn look(fd: BorrowedFd<'_>, kind: FileKind, len: u64) -> Result<Contents, Errno> {
+        let mut read = |into: &mut Buffer, offset| file::read_at(fd, into, offset);
+        match Contents::look_at(&mut read, kind == FileKind::Block, len)? {
+            Contents::Zeros if kind != FileKind::Block => look_at_data(fd, len),
+            contents => Ok(contents),
+        }
+    }
+
+    /// Looks at the start of something that `read` reads, and of a device at its end and, without our signature, at
+    /// places between.
+    pub(crate) fn look_at(
+        read: &mut ReadAt<'_>,
+        is_device: bool,
+        len: u64,
+    ) -> Result<Contents, Errno> {
         let _ours = keep_local();
         let mut picture = Picture { len, pieces: Vec::new() };
-        picture.add(fd, 0, LOOKED_AT)?;
-        if kind == FileKind::Block {
-            picture.add(fd, tail(len), LOOKED_AT + BLOCK)?;
+        picture.add(read, 0, LOOKED_AT)?;
+        if is_device {
+            picture.add(read, tail(len), LOOKED_AT + BLOCK)?;
         }
         let own = OwnSignature::parse(&picture.pieces[0].1);
         if let Some(own) = &own {
@@ -99,10 +123,10 @@ impl Contents {
         if let Some(data) = picture.data() {
             return Ok(data);
         }
-        match (own, kind) {
-            (Some(_), _) => Ok(Contents::Farheap),
-            (None, FileKind::Block) => look_at_samples(fd, picture),
-            (None, _) => look_at_data(fd, picture.len),
+        match own {
+            Some(_) => Ok(Contents::Farheap),
+            None if is_device => look_at_samples(read, picture),
+            None => Ok(Contents::Zeros),
         }
     }
 
@@ -147,13 +171,13 @@ fn look_at_data(fd: BorrowedFd<'_>, len: u64) -> Result<Contents, Errno> {
 }
 
 /// A block device without our signature: where further superblocks may be, and places between.
-fn look_at_samples(fd: BorrowedFd<'_>, mut picture: Picture) -> Result<Contents, Errno> {
+fn look_at_samples(read: &mut ReadAt<'_>, mut picture: Picture) -> Result<Contents, Errno> {
     for spot in SPOTS {
-        picture.add(fd, spot, BLOCK)?;
+        picture.add(read, spot, BLOCK)?;
     }
     for sample in 1..SAMPLES {
         let at = picture.len / SAMPLES * sample;
-        picture.add(fd, at - at % BLOCK, SAMPLE_LEN)?;
+        picture.add(read, at - at % BLOCK, SAMPLE_LEN)?;
     }
     Ok(picture.data().unwrap_or(Contents::Zeros))
 }
@@ -173,9 +197,9 @@ struct Picture {
 
 impl Picture {
     /// Reads up to `len` bytes at `offset`, a multiple of a block; nothing behind the end.
-    fn add(&mut self, fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<(), Errno> {
+    fn add(&mut self, read: &mut ReadAt<'_>, offset: u64, len: u64) -> Result<(), Errno> {
         let mut buffer = buffer(len as usize)?;
-        let read = if offset < self.len { file::read_at(fd, &mut buffer, offset)? } else { 0 };
+        let read = if offset < self.len { read(&mut buffer, offset)? } else { 0 };
         buffer.truncate(read);
         self.pieces.push((offset, buffer));
         Ok(())
@@ -243,12 +267,16 @@ mod tests {
 
     #[test]
     fn the_mark_is_read_back_and_nothing_else_is_taken_for_it() {
-        let own = OwnSignature { pages: 1 << 20..u64::MAX };
+        let own = OwnSignature { pages: 1 << 20..u64::MAX, run: Some(u64::MAX) };
         let text = own.text();
         // Partitioning tools keep 440 bytes; a signature of ours that they cut would be unknown data.
-        assert!(text.len() < 440 && text.contains("in bytes 1048576 to 18446744073709551615\n"));
+        assert!(
+            text.len() < 440 && text.contains("in bytes 1048576 to 18446744073709551615 of run ")
+        );
         let on_device = [text.as_bytes(), &[0; 100]].concat();
-        assert_eq!(OwnSignature::parse(&on_device), Some(own));
+        assert_eq!(OwnSignature::parse(&on_device), Some(own.clone()));
+        let own = OwnSignature { run: None, ..own };
+        assert_eq!(OwnSignature::parse(own.text().as_bytes()), Some(own));
         assert_eq!(OwnSignature::parse(&text.as_bytes()[..text.len() - 1]), None, "cut");
         assert_eq!(OwnSignature::parse(text.replace("1048576", "1048576x").as_bytes()), None);
         assert_eq!(
