@@ -4,6 +4,7 @@
 //! is apart from probing, so that tests judge other machines.
 
 mod kernel;
+mod servers;
 mod storage;
 
 use crate::probe::Probe;

@@ -52,7 +52,7 @@ enum Command {
 
 Without --device, --dir and --config, the configuration in FARHEAP_CONF is checked.")]
 struct Doctor {
-    /// Block device or file that is to keep evicted pages; only read, never written
+    /// Block device, file or server (nbd://HOST/EXPORT) that is to keep evicted pages; only read, never written
     #[arg(long, value_name = "PATH", conflicts_with = "dir")]
     device: Option<PathBuf>,
     /// Directory for the temporary file that is to keep evicted pages

@@ -44,7 +44,7 @@ pub(crate) struct Run {
     /// Maximum resident memory of the process, such as 1GiB or 25% of the memory available
     #[arg(long, value_name = "SIZE")]
     limit: Option<String>,
-    /// Block device or file that keeps evicted pages; its contents are lost
+    /// Block device, file or server (nbd://HOST/EXPORT) that keeps evicted pages; its contents are lost
     #[arg(long, value_name = "PATH")]
     device: Option<String>,
     /// Page size, from 4KiB to 2MiB

@@ -157,8 +157,8 @@ typedef struct farheap_config {
     /* the maximum far memory that may be resident, in bytes; size, share of the memory available,
      * or auto; default auto */
     uint64_t far_limit;
-    /* the block device or regular file that keeps evicted pages; block device or file; its contents
-     * are lost; default a temporary file */
+    /* the block device or regular file that keeps evicted pages; block device, file, or
+     * nbd://HOST/EXPORT; its contents are lost; default a temporary file */
     const char *device;
     /* whether a device that holds data is overwritten; default off */
     farheap_switch overwrite;

@@ -1,9 +1,10 @@
 //! Judges where evicted pages are to go: the temporary file's directory, or a device.
 
-use super::{Check, Subject, Verdict};
+use super::{Check, Subject, Verdict, servers};
 use crate::place::{DeviceKind, Directory, StoreDevice};
 use farheap::probe::temporary_dir;
 use farheap::{ByteCount, Config};
+use farheap_nbd::ServerAddress;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -22,6 +23,10 @@ pub(super) fn checks(subject: &Subject, config: Option<&Config>) -> Vec<Check> {
     } else {
         (configured(config.and_then(Config::device)), configured(config.and_then(Config::dir)))
     };
+    let servers = device.as_deref().and_then(Path::to_str);
+    if let Some(servers) = servers.filter(|text| ServerAddress::is_address(text)) {
+        return servers::checks(servers);
+    }
     match device {
         Some(path) => match StoreDevice::probe(&path) {
             Ok(found) => device_checks(&path, &found, config),

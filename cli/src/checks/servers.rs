@@ -1,0 +1,64 @@
+//! Judges servers that are to keep evicted pages.
+
+use super::{Check, Verdict};
+use farheap::ByteCount;
+use farheap_nbd::ServerAddress;
+use std::time::Duration;
+
+/// How long a server may take to answer.
+const WAIT_MAX: Duration = Duration::from_secs(5);
+/// The smallest store, with what stays free at its ends.
+const EXPORT_MIN: ByteCount = ByteCount::mib(2);
+
+/// Checks each server of a device's name.
+pub(super) fn checks(device: &str) -> Vec<Check> {
+    let addresses = device.split_once("?encrypt=").map_or(device, |(addresses, _)| addresses);
+    addresses.split(',').flat_map(|address| server(address.trim())).collect()
+}
+
+fn server(text: &str) -> Vec<Check> {
+    const NAME: &str = "server";
+    let address = match text.parse::<ServerAddress>() {
+        Ok(address) => address,
+        Err(error) => return vec![Check::new(NAME, Verdict::Fail, error.to_string())],
+    };
+    let export = match address.probe(WAIT_MAX) {
+        Ok(export) => export,
+        Err(error) => {
+            return vec![
+                Check::new(NAME, Verdict::Fail, error.to_string())
+                    .repair_when("on the machine with memory to spare:", "nbdkit memory 64G"),
+            ];
+        }
+    };
+    let size = ByteCount(export.size());
+    let found = format!("{address}, {size}");
+    let defect = match export.defect() {
+        None if size < EXPORT_MIN => Some(format!("has {size}, less than {EXPORT_MIN}")),
+        defect => defect,
+    };
+    if let Some(defect) = defect {
+        return vec![Check::new(NAME, Verdict::Fail, found).meaning(defect)];
+    }
+    let discard = if export.can_trim() {
+        Check::new("discard", Verdict::Pass, "freed space goes back to the server")
+    } else {
+        Check::new("discard", Verdict::Warn, "not supported")
+            .meaning("freed pages are reused, but the server is not told that they are free")
+    };
+    vec![Check::new(NAME, Verdict::Pass, found), discard]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_cannot_be_reached_fails_with_what_to_start() {
+        let checks = checks("nbd+unix:///x?socket=/nonexistent/socket,nbd://?encrypt=off");
+        assert_eq!(checks.len(), 2);
+        for check in checks {
+            assert!(format!("{check:?}").contains("Fail"), "{check:?}");
+        }
+    }
+}
