@@ -9,7 +9,7 @@
 use super::fork::Private;
 use super::vm::KERNEL_PAGE;
 use super::{failed, refused};
-use crate::base::error::{Error, Result};
+use crate::base::error::Result;
 use linux_raw_sys::general as kernel;
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -34,24 +34,29 @@ impl Pagemap {
     /// Opens it; `None` where `/proc` is not mounted or hidden.
     ///
     /// # Errors
-    /// [`Error::Os`] for want of a descriptor, which is no property of the machine.
+    /// [`Error::Os`](crate::Error::Os) for want of a descriptor, which is no property of the machine.
     pub fn open() -> Result<Option<Pagemap>> {
-        // Not the process's: once its first thread has ended, while others go on, that has no map.
-        match File::open("/proc/thread-self/pagemap") {
-            Ok(file) => Ok(Some(Pagemap(Private::new(file)))),
-            Err(error) => match error.raw_os_error() {
-                Some(errno @ (libc::EMFILE | libc::ENFILE)) => {
-                    Err(Error::Os { call: "open(/proc/thread-self/pagemap)", errno })
+        // That of the process has no map once its first thread has ended before others. The thread's is the second
+        // choice: a name looked up below a thread is thrown away when that ends, and a parent that waits for the
+        // process meanwhile spins (Linux 6.18, `shrink_dcache_parent`): on a busy machine for seconds.
+        for path in ["/proc/self/pagemap", "/proc/thread-self/pagemap"] {
+            match File::open(path) {
+                Ok(file) if file.read_at(&mut [0; 8], 0).is_ok_and(|len| len > 0) => {
+                    return Ok(Some(Pagemap(Private::new(file))));
                 }
-                _ => Ok(None),
-            },
+                Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
+                    return Err(failed("open(/proc/self/pagemap)")(error));
+                }
+                _ => (),
+            }
         }
+        Ok(None)
     }
 
     /// Tells for each page from `start` on whether it has content, in memory or in swap.
     ///
     /// # Errors
-    /// [`Error::Os`] when the map cannot be read.
+    /// [`Error::Os`](crate::Error::Os) when the map cannot be read.
     pub(crate) fn scan(&self, start: usize, there: &mut [bool]) -> Result<()> {
         self.look(start, there, |entry| entry & (PRESENT | SWAPPED) != 0)
     }
@@ -59,7 +64,7 @@ impl Pagemap {
     /// Tells for each page from `start` on whether it is in memory, and no other process maps it.
     ///
     /// # Errors
-    /// [`Error::Os`] when the map cannot be read.
+    /// [`Error::Os`](crate::Error::Os) when the map cannot be read.
     pub(crate) fn owned(&self, start: usize, owned: &mut [bool]) -> Result<()> {
         self.look(start, owned, |entry| entry & PRESENT != 0 && entry & EXCLUSIVE != 0)
     }
@@ -68,7 +73,7 @@ impl Pagemap {
     /// not. See `PAGEMAP_SCAN` (Linux 6.7).
     ///
     /// # Errors
-    /// [`Error::Os`] where the kernel does not know the call.
+    /// [`Error::Os`](crate::Error::Os) where the kernel does not know the call.
     pub(crate) fn next_present(&self, start: usize, end: usize) -> Result<Option<(usize, usize)>> {
         self.next(start, end, kernel::PAGE_IS_PRESENT)
     }
