@@ -215,7 +215,9 @@ impl Heap {
             let by_size = if threshold == config.threshold() { "" } else { LOCAL_BY_SIZE };
             warn(format_args!("{USER_MODE_ONLY}{by_size}{USER_MODE_REMEDY}"));
         }
-        let limit = config.limit().map(|limit| ProcessLimit::new(limit, config.far_is_auto()));
+        let limit = config
+            .limit()
+            .map(|limit| ProcessLimit::new(limit, config.far_is_auto(), config.asks_for_limit()));
         let beside = match (manager, limit) {
             (Some(manager), _) => Beside::Counted(LocalMemory::join(manager, &region)?),
             (None, Some(Ok(limit))) => Beside::Bounded(Arc::new(limit)),

@@ -41,7 +41,7 @@ fn a_good_directory_passes_and_is_left_empty() {
     let output = doctor(&["--dir", dir.path().to_str().expect("UTF-8")]);
     let text = text(&output);
     assert!(line(&text, "kernel").starts_with("PASS  kernel"), "{text}");
-    assert!(line(&text, "configuration").contains("limit 64.0 MiB, page 16.0 KiB"), "{text}");
+    assert!(line(&text, "configuration").contains("limit 64.0 MiB, page 4.0 KiB"), "{text}");
     assert!(line(&text, "directory").contains(dir.path().to_str().expect("UTF-8")), "{text}");
     assert_eq!(fs::read_dir(dir.path()).expect("read_dir").count(), 0);
     let failed = text.lines().any(|line| line.starts_with("FAIL"));

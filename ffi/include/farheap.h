@@ -169,7 +169,7 @@ typedef struct farheap_config {
     uint64_t capacity;
     /* whether the space of a file is taken from its file system at start-up; default off */
     farheap_switch reserve;
-    /* the page size in bytes; power of two, 4KiB to 2MiB; default 16KiB */
+    /* the page size in bytes; power of two, 4KiB to 2MiB; default 4KiB */
     uint64_t page;
     /* the size in bytes from which the global allocator places allocations in far memory; size, 0
      * for all, or off; default 64KiB */

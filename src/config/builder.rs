@@ -489,7 +489,7 @@ mod tests {
         let group =
             probe::Memory { fullest: Some(fullest), resident, ..machine(ByteCount::gib(4)) };
         let config = build(Config::builder(), group.clone()).expect("defaults");
-        assert_eq!(config.limit(), Some(ByteCount::mib(40 + 75)));
+        assert_eq!(config.limit(), Some(ByteCount::mib(40 + 75 - 1)));
         let config = build(Config::builder().limit(ByteCount::mib(96)), group).expect("a limit");
         assert_eq!(
             (config.limit(), config.far_limit()),

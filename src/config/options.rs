@@ -105,9 +105,9 @@ macro_rules! for_options {
 
         /// A power of two from 4 KiB to 2 MiB.
         ///
-        /// Default: 16 KiB. Larger for scans, smaller (4 KiB) for pointer-rich structures that
-        /// touch a few bytes per page.
-        page: value(ByteCount) = ByteCount::kib(16),
+        /// Default: 4 KiB. Larger where far memory is many times the limit, because its tables are
+        /// smaller, or where most of it is used in order.
+        page: value(ByteCount) = ByteCount::kib(4),
             "the page size in bytes",
             { region c bytes page, "power of two, `4KiB` to `2MiB`", "",
               "small for pointers, large for scans" };

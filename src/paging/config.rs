@@ -94,8 +94,8 @@ settings! {
         /// Sets the size of the pages that come and go, a power of two from 4 KiB to
         /// 2 MiB.
         ///
-        /// Default: 16 KiB.
-        page: value(ByteCount) = ByteCount::kib(16),
+        /// Default: 4 KiB.
+        page: value(ByteCount) = ByteCount::kib(4),
         /// Sets the address space to reserve, which is rounded up to 2 MiB.
         ///
         /// Default: 1 TiB.

@@ -96,7 +96,8 @@ fn drop_mapped(pager: &Pager, page: PageId, seen: Word, part: Piece) -> bool {
     }
     // The slot holds what is dropped, so that the page must not leave as one that equals it.
     if seen.protected()
-        && let Err(error) = pager.mapper().allow_writes(pager.table().addr(page))
+        && let Err(error) =
+            pager.mapper().allow_writes(pager.table().addr(page), pager.table().page_bytes())
     {
         if !lost::is_passing(pager.mapper(), pager.health().deadline(), &error) {
             diagnostics::fatal("a write-protected page could not be opened", &error);

@@ -16,7 +16,9 @@ use crate::base::sync::{AtomicU64, Ordering};
 use crate::base::units::ByteCount;
 use crate::paging::region::Region;
 use crate::sys::messages;
+use crate::sys::probe::{Memory, refaults};
 use crate::sys::statm::Statm;
+use std::path::PathBuf;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -29,6 +31,17 @@ const LOOK_SOON: Duration = Duration::from_millis(1);
 /// Memory that is not far counts as its maximum of this time, up to twice as long. Far memory is charged before it is
 /// there, chunks of 2 MiB at once; until the program has touched them, what is not far seems to be less than it is.
 const SPAN: Duration = Duration::from_millis(100);
+
+/// How often a control group is looked at; that takes 100 us.
+const LOOK_AT_GROUP: Duration = Duration::from_millis(50);
+/// Pages of files that were taken from the group and read again since the last look. With more, 1/LEAVE_PART of the limit
+/// is left to the group in addition: to read code again and again is slower than far memory, and at last the kernel ends
+/// a process. So it is at the start, when code has to be read yet.
+const REFAULTS: u64 = 64;
+const LEAVE_PART: u64 = 16;
+/// After how long 1/TAKE_PART of the limit is tried again.
+const LEFT_FOR: Duration = Duration::from_secs(1);
+const TAKE_PART: u64 = 64;
 
 /// The tier's limit is raised in steps of this part of the process's limit: what the kernel says wavers,
 /// and each change wakes the evictor.
@@ -66,6 +79,13 @@ pub(super) struct ProcessLimit {
     limit: AtomicU64,
     /// True if far memory has no limit of its own.
     is_for_far: bool,
+    /// True if memory of files counts. It does in a limit that somebody has named, not in what a control group leaves: the
+    /// kernel takes files back before it ends a process of the group.
+    counts_files: bool,
+    /// The control group whose rest the limit is.
+    group: Option<Mutex<FullGroup>>,
+    /// Bytes that are left to it.
+    left_to_group: AtomicU64,
     statm: Statm,
     beside: Mutex<BesideFar>,
     /// Since when too little of the limit is left for far memory.
@@ -89,6 +109,20 @@ struct BesideFar {
     /// Growth from one look to the next.
     growth: RecentMax,
     last: u64,
+    /// Bytes of shared memory, and when the kernel was asked for them.
+    shared: Option<(Instant, u64)>,
+}
+
+/// A control group, and what is left to it because it was full.
+#[derive(Debug)]
+struct FullGroup {
+    statistics: PathBuf,
+    /// At the last look, which was then.
+    refaults: u64,
+    looked: Instant,
+    left: u64,
+    /// When that changed.
+    since: Instant,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -109,20 +143,68 @@ struct Seen {
     grows: bool,
 }
 
+impl BesideFar {
+    /// Bytes of shared memory.
+    fn shared(&mut self) -> u64 {
+        let known = self.shared.filter(|(at, _)| at.elapsed() < SPAN);
+        self.shared.insert(known.unwrap_or_else(|| (Instant::now(), Statm::shared().0))).1
+    }
+}
+
+impl FullGroup {
+    /// Looks whether the group is full; returns how many bytes of `limit` to leave to it.
+    fn look(&mut self, limit: u64) -> u64 {
+        if self.looked.elapsed() < LOOK_AT_GROUP {
+            return self.left;
+        }
+        self.looked = Instant::now();
+        let refaults = refaults(&self.statistics).unwrap_or(self.refaults);
+        if refaults.saturating_sub(self.refaults) >= REFAULTS {
+            self.left = (self.left + limit / LEAVE_PART).min(limit / 2);
+            self.since = self.looked;
+        } else if self.since.elapsed() >= LEFT_FOR {
+            self.left = self.left.saturating_sub(limit / TAKE_PART);
+            self.since = self.looked;
+        }
+        self.refaults = refaults;
+        self.left
+    }
+}
+
 impl ProcessLimit {
     /// # Errors
     /// [`Error::Os`](crate::Error::Os) where the kernel does not tell what is resident.
-    pub(super) fn new(limit: ByteCount, is_for_far: bool) -> Result<ProcessLimit> {
+    pub(super) fn new(
+        limit: ByteCount,
+        is_for_far: bool,
+        counts_files: bool,
+    ) -> Result<ProcessLimit> {
         let now = Instant::now();
+        let group = if counts_files { None } else { Memory::detect().fullest };
+        let group = group.map(|group| {
+            let statistics = group.statistics();
+            let refaults = refaults(&statistics).unwrap_or(0);
+            Mutex::new(FullGroup {
+                statistics,
+                refaults,
+                looked: now,
+                left: limit.0 / LEAVE_PART,
+                since: now,
+            })
+        });
         let (bytes, growth) = (RecentMax::new(now), RecentMax::new(now));
         Ok(ProcessLimit {
             limit: AtomicU64::new(limit.0),
             is_for_far,
+            counts_files,
+            group,
+            left_to_group: AtomicU64::new(0),
             statm: Statm::open()?,
-            beside: Mutex::new(BesideFar { bytes, growth, last: u64::MAX }),
+            beside: Mutex::new(BesideFar { bytes, growth, last: u64::MAX, shared: None }),
             over: Mutex::new(OverLimit::No),
             code: DROP_CODE
                 .get()
+                .filter(|_| counts_files)
                 .map(|&drop| Mutex::new(CodeLeft { drop, at: now, read: ByteCount::ZERO })),
         })
     }
@@ -144,6 +226,10 @@ impl ProcessLimit {
     /// Gives far memory the part of the limit that the rest of the process does not use. Returns when to look again.
     pub(super) fn follow(&self, region: &Region) -> Duration {
         self.let_code_leave(region);
+        if let Some(group) = &self.group {
+            let left = group.lock().unwrap_or_else(PoisonError::into_inner).look(self.limit().0);
+            self.left_to_group.store(left, Ordering::Relaxed);
+        }
         let Some(seen) = self.look(region, ByteCount::ZERO) else { return LOOK_EVERY };
         self.tell(ByteCount(seen.beside), seen.room < region.limit_min(), region);
         let is_near = seen.resident + self.limit().0 / AHEAD >= self.limit().0;
@@ -179,7 +265,11 @@ impl ProcessLimit {
     /// Looks, and lets far memory have what is left beside `ahead`, which is not resident yet.
     fn look(&self, region: &Region, ahead: ByteCount) -> Option<Seen> {
         let mut beside = self.beside.lock().unwrap_or_else(PoisonError::into_inner);
-        let resident = self.statm.resident()?.0;
+        let (resident, of_files) = self.statm.look()?;
+        let resident = match self.counts_files {
+            true => resident.0,
+            false => resident.0.saturating_sub(of_files.0) + beside.shared(),
+        };
         // Read after `resident`: a page that comes in between the two is not counted as local memory.
         let bytes = resident.saturating_sub(region.budget().charged().0);
         let now = Instant::now();
@@ -188,7 +278,8 @@ impl ProcessLimit {
         let grows = grown > self.limit().0 / GROWTH;
         let grown =
             beside.growth.note(if grows { grown.min(self.limit().0 / AHEAD) } else { 0 }, now);
-        let most = beside.bytes.note(bytes + ahead.0, now) + grown;
+        let left_to_group = self.left_to_group.load(Ordering::Relaxed);
+        let most = beside.bytes.note(bytes + ahead.0, now) + grown + left_to_group;
         let room = ByteCount(self.limit().0.saturating_sub(most));
         let had = region.limit();
         if room < had || room.0 - had.0 >= self.limit().0 / STEP {

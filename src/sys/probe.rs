@@ -15,6 +15,8 @@ mod nodes;
 
 pub use contents::Contents;
 pub(crate) use host::address_space;
+#[cfg(feature = "heap")]
+pub(crate) use host::refaults;
 pub use host::{CgroupLimit, Memory};
 pub use nodes::NumaNode;
 

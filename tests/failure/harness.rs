@@ -161,6 +161,13 @@ impl Far {
         self.evict(pages);
     }
 
+    /// The same, such that each comes back alone: fresh pages come back together.
+    pub(crate) fn store_apart(&self, pages: Range<usize>) {
+        self.store(pages.clone());
+        self.check(pages.clone());
+        self.evict(pages);
+    }
+
     pub(crate) fn discard(&self, pages: Range<usize>) {
         let (ptr, len) = (self.ptr(pages.start), self.len(pages.len()));
         // SAFETY: the case gives the content up and holds no reference.

@@ -23,7 +23,7 @@ fn a_read_error_that_passes_is_not_seen_by_anybody() {
     let seed = seed("transient");
     for &(page, install) in WAYS {
         let Some(far) = Far::new(config(page, install), PAGES, seed) else { return };
-        far.store(0..PAGES);
+        far.store_apart(0..PAGES);
         for errors in 1..=2 {
             far.control.fail_next(Op::Read, errors, libc::EIO);
             far.check(errors as usize..errors as usize + 1);
@@ -250,7 +250,7 @@ fn lose_by(install: Install, damage: impl Fn(&Far), counted: impl Fn(&Far) -> bo
     let short = config(4, install).deadline(DEADLINE);
     let Some(far) = Far::new(short, PAGES, 1) else { return };
     park_on_sigbus();
-    far.store(0..PAGES);
+    far.store_apart(0..PAGES);
     damage(&far);
     let thread = far.touch(BAD);
     let addr = sigbus_addrs(1)[0];
@@ -301,7 +301,7 @@ fn damaged_pages_are_given_up_long_before_the_deadline() {
             park_on_sigbus(); // A region that serves its own faults passes others on.
             let Some(far) = Far::new(patient.deadline(HUNG), PAGES, 1) else { return };
             let before = sigbus_count();
-            far.store(0..PAGES);
+            far.store_apart(0..PAGES);
             far.corrupt_reads(FOREVER);
             let threads: Vec<_> = (0..DAMAGED)
                 .map(|page| {

@@ -64,7 +64,7 @@ fn defaults_are_as_documented() {
     let config = Config::parse("").expect("defaults");
     assert_eq!(
         config.to_string(),
-        "limit:auto,far_limit:auto,overwrite:off,reserve:off,page:16KiB,threshold:64KiB,handlers:auto,span:1TiB,\
+        "limit:auto,far_limit:auto,overwrite:off,reserve:off,page:4KiB,threshold:64KiB,handlers:auto,span:1TiB,\
          checksum:on,deadline:30s,poll:200us,user_mode:auto,readahead:on,\
          mode:handler,encrypt:off,wipe:off,metadata:local,node:any,check:off"
     );

@@ -250,3 +250,60 @@ fn fresh_data_that_is_read_back_in_order_is_written_once() {
     // evictor runs: `evict::arrivals` has what it decides, bench `faults` what that is worth.
     assert!(stats.bytes_written.0 <= data as u64, "{stats}");
 }
+
+/// A region of pages of 4 KiB with 16 of them written, and evicted at once.
+fn evicted_together(install: Install) -> Option<(Region, *mut u8)> {
+    let page = ByteCount::kib(4);
+    let config = RegionConfig::new()
+        .limit(RegionConfig::limit_min(page))
+        .page(page)
+        .install(install)
+        .span(ByteCount::gib(1));
+    let region = region(config, mem_store(ByteCount::mib(64)))?;
+    let base = region.map(ByteCount::kib(64)).expect("the span has room").as_ptr();
+    for n in 0..16 {
+        // SAFETY: in the mapping, which this test alone uses.
+        unsafe { base.wrapping_add(n * 4096).write_volatile(n as u8) };
+    }
+    region.evict(base, ByteCount::kib(64)).expect("the store has room");
+    Some((region, base))
+}
+
+/// Reads pages of 4 KiB. `expected` faults have read pages then: they are counted just after their threads were woken.
+fn read_pages(region: &Region, base: *mut u8, pages: &[usize], expected: (u64, u64)) {
+    for &n in pages {
+        // SAFETY: in the mapping, which this test alone uses.
+        assert_eq!(unsafe { base.wrapping_add(n * 4096).read_volatile() }, n as u8);
+    }
+    let counted = || (region.stats().faults_read, region.stats().pages_in);
+    assert!(eventually(|| counted() == expected), "{:?} after {pages:?}", counted());
+}
+
+#[test]
+fn fresh_pages_that_left_together_come_back_together_once() {
+    let _watchdog = watchdog("together", Duration::from_secs(60));
+    let Some((region, base)) = evicted_together(Install::Auto) else { return };
+    read_pages(&region, base, &[5], (1, 4));
+    // Its neighbours are there.
+    read_pages(&region, base, &[4, 6, 7], (1, 4));
+    // What faulted last is another cluster: of one that faults twice in a row all comes in.
+    read_pages(&region, base, &[9], (2, 8));
+    region.evict(base, ByteCount::kib(64)).expect("the store has room");
+    // Alone: it was read before.
+    read_pages(&region, base, &[5], (3, 9));
+}
+
+#[test]
+fn pages_that_are_written_in_order_fault_less_than_once_each() {
+    let _watchdog = watchdog("in order", Duration::from_secs(60));
+    let Some((region, base)) = evicted_together(Install::Copy) else { return };
+    // Protected, with its neighbours.
+    read_pages(&region, base, &[5], (1, 4));
+    for n in 4..8 {
+        // SAFETY: in the mapping, which this test alone uses.
+        unsafe { base.wrapping_add(n * 4096).write_volatile(n as u8 + 1) };
+    }
+    assert!(eventually(|| region.stats().faults_protect >= 2), "{:?}", region.stats());
+    // The second has opened what follows.
+    assert_eq!(region.stats().faults_protect, 2);
+}

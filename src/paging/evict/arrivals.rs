@@ -73,6 +73,11 @@ impl Residents {
         self.returns.fresh_return_more()
     }
 
+    /// True if a page left a short while ago, as fresh data.
+    pub(in crate::paging) fn left_fresh(&self, page: PageId) -> bool {
+        self.returns.left_fresh(page)
+    }
+
     /// Notes that a page has left.
     pub(in crate::paging) fn evicted(&mut self, page: PageId) {
         self.returns.leave(page);

@@ -113,11 +113,20 @@ impl Returns {
         if before != now {
             *note = now;
         }
-        let age = self.span.wrapping_sub(before) & SPAN;
-        if how == Insert::Filled && before & LEFT != 0 && age <= SPANS {
+        if how == Insert::Filled && self.left_lately(before) {
             let was_read = before & READ != 0;
             if was_read { &mut self.read } else { &mut self.fresh }.came_back += 1;
         }
+    }
+
+    fn left_lately(&self, note: u8) -> bool {
+        note & LEFT != 0 && self.span.wrapping_sub(note) & SPAN <= SPANS
+    }
+
+    /// True if a page, which was fresh, left less than a limit of pages ago.
+    pub(super) fn left_fresh(&self, page: PageId) -> bool {
+        let note = self.notes[page.as_usize()];
+        note & READ == 0 && self.left_lately(note)
     }
 
     /// The content of a page was discarded.
@@ -214,6 +223,19 @@ mod tests {
         leave(&mut returns, 0..1);
         leave(&mut returns, 0..1);
         assert_eq!((returns.read.left, returns.fresh.left), (1, 1));
+    }
+
+    #[test]
+    fn pages_left_as_fresh_ones_until_they_are_read_or_a_limit_of_others_has_left() {
+        let mut returns = returns();
+        assert!(!returns.left_fresh(PageId(1)), "it has not left");
+        leave(&mut returns, 1..3);
+        assert!(returns.left_fresh(PageId(1)));
+        arrive(&mut returns, 1..2, Insert::Filled);
+        leave(&mut returns, 1..2);
+        assert!(!returns.left_fresh(PageId(1)), "it was read");
+        leave(&mut returns, 100..100 + 2 * LIMIT);
+        assert!(!returns.left_fresh(PageId(2)), "long ago");
     }
 
     #[test]

@@ -34,7 +34,7 @@ use crate::paging::diagnostics;
 use crate::paging::fault::huge_reads::HugeReads;
 use crate::paging::fault::in_memory;
 use crate::paging::fault::no_room;
-use crate::paging::fault::prefetch::Prefetch;
+use crate::paging::fault::prefetch::{self, Prefetch};
 use crate::paging::fault::reads::{Demand, Reads, WakeContext};
 use crate::paging::fault::sched::ThreadSched;
 use crate::paging::fault::starved::{FAULTS_HELD_MAX, FAULTS_MAX, WAITING_MAX, take_first};
@@ -102,7 +102,6 @@ impl Handler {
         self.faults.retry_waiting();
         self.faults.serve_starved();
         let count = self.read_faults()?;
-        self.sched.faults_read(count);
         self.faults.submit(&self.sched);
         self.faults.wait(count == 0, &mut self.sched)?;
         self.faults.complete(&mut self.sched);
@@ -360,12 +359,14 @@ impl FaultQueue {
 
     /// `Stored`: reads the page, and what probably comes next.
     fn start_read(&mut self, page: PageId, stored: Word, demand: Demand) -> Option<FaultStatus> {
-        let status = self.reads.accept(page, stored, Some(demand))?;
-        if status == FaultStatus::Reading {
+        let window = prefetch::next_window(&self.pager, page, FaultOn::StoredPage);
+        let together = window.is_some() || self.pager.memory().policy().lock().left_fresh(page);
+        let status = self.reads.accept(page, stored, demand, together);
+        if let Some(window) = window {
             let (reads, huge_reads) = (&mut self.reads, &mut self.huge_reads);
-            self.prefetch.follow(page, FaultOn::StoredPage, reads, huge_reads);
+            self.prefetch.follow(page, window, reads, huge_reads);
         }
-        Some(status)
+        status
     }
 
     /// `Filling`: the fault waits for the read, which may have been begun ahead of it.
@@ -380,8 +381,10 @@ impl FaultQueue {
             if !self.huge_reads.contains(frame) {
                 self.pager.sched().call_all();
             }
-            let (reads, huge_reads) = (&mut self.reads, &mut self.huge_reads);
-            self.prefetch.follow(page, FaultOn::PageReadAhead, reads, huge_reads);
+            if let Some(window) = prefetch::next_window(&self.pager, page, FaultOn::PageReadAhead) {
+                let (reads, huge_reads) = (&mut self.reads, &mut self.huge_reads);
+                self.prefetch.follow(page, window, reads, huge_reads);
+            }
         }
         Some(FaultStatus::Reading)
     }
@@ -429,7 +432,7 @@ impl FaultQueue {
     /// Maps what the device has read, and deals with what it has not.
     fn complete(&mut self, sched: &mut ThreadSched) {
         while let Some((read, result)) = self.reads.next_finished() {
-            sched.device_answered(read.took(), read.len() * self.pager.page_bytes());
+            sched.device_answered(read.took());
             if !read.is_overdue() {
                 self.complete_read(&read, &result, self.context(sched));
             }

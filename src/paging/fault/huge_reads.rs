@@ -25,9 +25,7 @@ use crate::paging::page::chunks::CHUNK_PAGES_MAX;
 use crate::paging::page::word::{FrameId, State, Word};
 use crate::paging::pager::Pager;
 use crate::paging::pager::frame_pool::NoRun;
-use crate::paging::pager::memory::ReadPage;
 use crate::paging::pager::table::PageTable;
-use arrayvec::ArrayVec;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -168,7 +166,7 @@ impl HugeReads {
             let is_read = chunk.read.count() == self.pager.pages_per_chunk();
             if is_read && (starving || !self.is_held(&chunk)) {
                 self.end(run);
-                self.map(&chunk, reads, context);
+                reads.map(chunk.frame, self.pager.pages_per_chunk() as usize, 1, context);
             }
         }
     }
@@ -198,44 +196,6 @@ impl HugeReads {
         let is_read = |n: &u32| chunk.read.has(*n);
         for n in (0..self.pager.pages_per_chunk() as u32).filter(is_read) {
             reads.map(FrameId(chunk.frame.0 + n), 1, 1, context);
-        }
-    }
-
-    /// Maps a chunk that has been read, and wakes the threads that wait for it.
-    fn map(&self, chunk: &ChunkRead, reads: &mut Reads, context: WakeContext<'_>) {
-        let count = self.pager.pages_per_chunk() as usize;
-        let frames = (chunk.frame.0..).take(count).map(FrameId);
-        let ended: ArrayVec<_, CHUNK_PAGES_MAX> =
-            frames.map(|frame| reads.end_fill(frame)).collect();
-        let alive: ArrayVec<ReadPage, CHUNK_PAGES_MAX> = ended.iter().flatten().copied().collect();
-        let memory = self.pager.memory();
-        let is_whole = alive.len() == count;
-        let mapped = if is_whole { memory.map_chunk(chunk.page, chunk.frame) } else { 0 };
-        memory.publish_read(chunk.page, &alive[..mapped], |resident| resident);
-        self.note_mapped(chunk, &alive[..mapped], reads, context);
-        reads.map_ended(FrameId(chunk.frame.0 + mapped as u32), &ended[mapped..], 1, context);
-    }
-
-    /// Counts the first pages of a chunk, which are mapped, and wakes the threads that wait for them.
-    fn note_mapped(
-        &self,
-        chunk: &ChunkRead,
-        mapped: &[ReadPage],
-        reads: &Reads,
-        context: WakeContext<'_>,
-    ) {
-        let counters = self.pager.counters();
-        counters.pages_in.add(mapped.len() as u64);
-        self.pager.slots().note_transfer();
-        counters.chunks_read.add(u64::from(mapped.len() as u64 == self.pager.pages_per_chunk()));
-        let mut wanted = false;
-        for (n, _) in mapped.iter().enumerate().filter(|(_, read)| read.wanted) {
-            reads.count_served(reads.demanded_at(FrameId(chunk.frame.0 + n as u32)));
-            wanted = true;
-        }
-        if wanted {
-            reads.rest_if_last(0, context);
-            self.pager.mapper().wake_chunk(self.pager.table().addr(chunk.page));
         }
     }
 }

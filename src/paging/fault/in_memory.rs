@@ -20,8 +20,10 @@ use crate::paging::page::word::{State, Word};
 use crate::paging::pager::Pager;
 use crate::paging::pager::lost;
 use crate::paging::pager::memory::RegionMemory;
+use crate::paging::pager::table::{CLUSTER_PAGES_MAX, PageTable};
 use crate::sys;
 use crate::sys::uffd::{Fault, Outcome, Protect};
+use arrayvec::ArrayVec;
 
 /// Serves a fault on a page that is not `Stored`, as far as that goes without waiting.
 /// `None`: the word changed, look again.
@@ -102,19 +104,25 @@ fn touch_resident(pager: &Pager, page: PageId, word: Word, fault: &Fault) -> Opt
     Some(FaultStatus::Resolved)
 }
 
-/// `Resident`, and a write found it protected: lifts the protection.
+/// `Resident`, and a write found it protected: lifts the protection, of the next pages as well where pages are written
+/// in order.
 fn open_for_writes(pager: &Pager, page: PageId, word: Word) -> Option<FaultStatus> {
     let (moving, opened) = protocol::open_for_writes(pager.word(page), word).ok()?;
-    match pager.mapper().allow_writes(pager.table().addr(page)) {
+    let mut row: ArrayVec<OpenedPage, CLUSTER_PAGES_MAX> = ArrayVec::new();
+    row.push(OpenedPage { page, before: word, moving, opened });
+    take_next_to_open(pager.table(), page, &mut row);
+    let first = row.iter().map(|of| of.page).min().unwrap_or(page);
+    let len = row.len() * pager.table().page_bytes();
+    match pager.mapper().allow_writes(pager.table().addr(first), len) {
         Ok(()) => {
             pager.mapper().note_mapped();
-            pager.publish(page, moving, opened);
+            row.iter().for_each(|of| pager.publish(of.page, of.moving, of.opened));
         }
         // While a message of the kernel's is not read it refuses all calls (EAGAIN). Its reader may be this
         // thread, or have no processor: 10,000 calls were over first, and the process was ended.
         Err(error) if lost::is_passing(pager.mapper(), pager.health().deadline(), &error) => {
             diagnostics::warn("a write-protected page could not be opened, trying again", &error);
-            pager.publish(page, moving, word);
+            row.iter().for_each(|of| pager.publish(of.page, of.moving, of.before));
             return Some(FaultStatus::TryAgain);
         }
         Err(error) => diagnostics::fatal("a write-protected page could not be opened", &error),
@@ -129,6 +137,51 @@ fn open_for_writes(pager: &Pager, page: PageId, word: Word) -> Option<FaultStatu
         pager.counters().prefetch_hits.add(u64::from(word.prefetched()));
     }
     Some(FaultStatus::Resolved)
+}
+
+/// A page whose protection is lifted by this thread, and its words.
+struct OpenedPage {
+    page: PageId,
+    before: Word,
+    moving: Word,
+    opened: Word,
+}
+
+/// Takes the protected pages of its cluster on one side of a page that is written, if the page on its other side is open
+/// for writes: then they are written in order, and each would fault. They count as guessed, so that what they cost in
+/// vain is learnt.
+fn take_next_to_open(
+    table: &PageTable,
+    page: PageId,
+    row: &mut ArrayVec<OpenedPage, CLUSTER_PAGES_MAX>,
+) {
+    let is_open =
+        |page: u64| table.is_resident(page) && !table.word(PageId(page)).load().protected();
+    let cluster = table.pages_of_cluster(page);
+    let (before, after) = (cluster.start..page.0, page.0 + 1..cluster.end);
+    if page.0.checked_sub(1).is_some_and(is_open) {
+        after.take_while(|next| take_to_open(table, PageId(*next), row)).for_each(drop);
+    } else if is_open(page.0 + 1) {
+        before.rev().take_while(|next| take_to_open(table, PageId(*next), row)).for_each(drop);
+    }
+}
+
+/// Takes a page that is protected; `false`: it is not.
+fn take_to_open(
+    table: &PageTable,
+    page: PageId,
+    row: &mut ArrayVec<OpenedPage, CLUSTER_PAGES_MAX>,
+) -> bool {
+    let before = table.word(page).load();
+    if before.state() != State::Resident || !before.protected() {
+        return false;
+    }
+    let (moving, opened) = (before.leaving(), before.with_protected(false).with_guessed(true));
+    let is_taken = table.word(page).try_change(before, moving).is_ok();
+    if is_taken {
+        row.push(OpenedPage { page, before, moving, opened });
+    }
+    is_taken
 }
 
 /// `Cooling`: the page has not left yet; brings its frame back, for a fault or ahead of one.

@@ -11,6 +11,7 @@ use crate::paging::fault::status::{FaultStatus, Purpose};
 use crate::paging::page::word::State;
 use crate::paging::pager::Pager;
 use crate::paging::readahead::{FaultOn, PrefetchRun, Window};
+use std::iter::once;
 use std::sync::Arc;
 
 /// Pages to read ahead after a fault on a page.
@@ -55,17 +56,18 @@ impl Prefetch {
     pub(super) fn follow(
         &mut self,
         page: PageId,
-        on: FaultOn,
+        mut window: Window,
         reads: &mut Reads,
         huge_reads: &mut HugeReads,
     ) {
-        let Some(mut window) = next_window(&self.pager, page, on) else { return };
         let (per_chunk, end) = (self.pager.pages_per_chunk(), self.pager.table().page_count().0);
         let chunks = window.split_chunks(per_chunk, end);
         let chunks = chunks.map_or(0..0, |(first, count)| first.0..first.0 + count.0);
         let chunks = chunks.step_by(per_chunk as usize).map(|first| (PageId(first), per_chunk));
         let mut room = true;
-        for (first, count) in window.rows(end).chain(chunks) {
+        let cluster = self.pager.table().pages_of_cluster(page);
+        let cluster = once((PageId(cluster.start), cluster.end - cluster.start));
+        for (first, count) in cluster.chain(window.rows(end)).chain(chunks) {
             let mut run = PrefetchRun { first, count: PageCount(count), for_stream: true };
             room = room && self.accept_run(&mut run, reads, huge_reads);
             if !room {

@@ -174,28 +174,51 @@ impl Reads {
 
     // Accepting.
 
-    /// `Stored`: accepts a read of the page, for a fault or ahead of one. `None`: the word changed.
+    /// `Stored`: accepts a read of the page for a fault, and of what is stored beside it in its cluster where that
+    /// comes in `together`. `None`: the word changed.
     pub(super) fn accept(
         &mut self,
         page: PageId,
         stored: Word,
-        demand: Option<Demand>,
+        demand: Demand,
+        together: bool,
     ) -> Option<FaultStatus> {
         if !self.has_room_for(1) {
             return Some(FaultStatus::QueueFull);
         }
-        let purpose = if demand.is_some() { Purpose::Fault } else { Purpose::Prefetch };
-        if purpose == Purpose::Prefetch && self.pager.starved().len() > 0 {
-            return Some(FaultStatus::NoRoom); // Faults go first.
-        }
-        match fill::begin_fill(self.pager.memory(), page, stored, purpose) {
-            Ok(frame) => {
-                self.requests += 1;
-                self.push_accepted(frame, demand);
-                Some(FaultStatus::Reading)
+        let alone = page.0..page.0 + 1;
+        let slot = stored.slot().expect("a stored page has a slot");
+        // Two requests where the page itself is lost to another thread from between its neighbours.
+        let wanted = match together && self.has_room_for(2) {
+            true => self.pager.table().stored_together(page, slot),
+            false => alone.clone(),
+        };
+        let count = (wanted.end - wanted.start) as usize;
+        let Some((first, got)) = self.pager.pool().reserve_fills(count) else {
+            return Some(FaultStatus::NoRoom);
+        };
+        let pages = if got == count { wanted } else { alone };
+        let mut frames = (first.0..first.0 + got as u32).map(FrameId);
+        let mut accepted = None;
+        for (other, frame) in pages.map(PageId).zip(&mut frames) {
+            let memory = self.pager.memory();
+            let (word, purpose) = match other == page {
+                true => (stored, Purpose::Fault),
+                false => (memory.word(other).load(), Purpose::Prefetch),
+            };
+            let place = slot.0.wrapping_add(other.0.wrapping_sub(page.0));
+            if word != Word::stored(SlotId(place)) {
+                self.pager.pool().cancel_fill(frame);
+            } else if fill::begin_fill_into(memory, frame, other, word, purpose) {
+                let demand = Some(demand).filter(|_| other == page);
+                accepted = accepted.or(demand.map(|_| FaultStatus::Reading));
+                self.push_accepted(frame, demand, Aim::Demand);
             }
-            Err(status) => status,
         }
+        frames.for_each(|frame| self.pager.pool().cancel_fill(frame));
+        self.requests += if accepted.is_some() { 1 } else { 2 };
+        self.pager.pool().check_low();
+        accepted
     }
 
     /// Accepts reads of the first of `count` pages, as far as they are `Stored`, ahead of faults and into neighbouring
@@ -238,7 +261,7 @@ impl Reads {
             let memory = self.pager.memory();
             if fill::begin_fill_into(memory, frame, page, word, Purpose::Prefetch) {
                 requests.add(self.pager.frames().slot_of_fill(frame));
-                self.push_accepted(frame, None);
+                self.push_accepted(frame, None, Aim::Prefetch);
                 accepted += 1;
             }
         }
@@ -246,12 +269,11 @@ impl Reads {
         accepted
     }
 
-    fn push_accepted(&mut self, frame: FrameId, demand: Option<Demand>) {
+    fn push_accepted(&mut self, frame: FrameId, demand: Option<Demand>, aim: Aim) {
         let at = frame.0 as usize;
         if at >= self.frames.len() {
             self.frames.resize(at + 1, FrameRead::NONE);
         }
-        let aim = if demand.is_some() { Aim::Demand } else { Aim::Prefetch };
         self.frames[at] = FrameRead { is_pending: true, demand, aim, ..FrameRead::NONE };
         self.accepted.push(frame);
     }
@@ -354,12 +376,12 @@ impl Reads {
 
     /// When the fault arrived that waits for the page being read into `frame`; `None`: it was not read
     /// for a fault that this handler has seen.
-    pub(super) fn demanded_at(&self, frame: FrameId) -> Option<Instant> {
+    fn demanded_at(&self, frame: FrameId) -> Option<Instant> {
         self.frames[frame.0 as usize].demand.map(|demand| demand.arrived)
     }
 
     /// The page that was read into `frame` becomes `Moving`. `None`: it was discarded.
-    pub(super) fn end_fill(&mut self, frame: FrameId) -> Option<ReadPage> {
+    fn end_fill(&mut self, frame: FrameId) -> Option<ReadPage> {
         self.frames[frame.0 as usize].is_pending = false;
         fill::end_fill(self.pager.memory(), self.pager.slots(), frame)
     }
@@ -376,17 +398,6 @@ impl Reads {
         let frames = (first.0..).take(count).map(FrameId);
         let ended: ArrayVec<_, CHUNK_PAGES_MAX> =
             frames.map(|frame| self.end_fill(frame)).collect();
-        self.map_ended(first, &ended, more, context);
-    }
-
-    /// As [`map`](Self::map), for pages that are `Moving` already, but for those that were discarded.
-    pub(super) fn map_ended(
-        &mut self,
-        first: FrameId,
-        ended: &[Option<ReadPage>],
-        more: usize,
-        context: WakeContext<'_>,
-    ) {
         let mut at = 0;
         while at < ended.len() {
             let frame = FrameId(first.0 + at as u32);
@@ -402,8 +413,11 @@ impl Reads {
         }
     }
 
+    /// True if the page that was read into `frame` is mapped such that it can be written.
     fn is_for_write(&self, frame: FrameId) -> bool {
-        self.frames[frame.0 as usize].demand.is_some_and(|demand| demand.write)
+        let is_written = |demand: Demand| demand.write;
+        self.pager.pool().moves_in(frame)
+            || self.frames[frame.0 as usize].demand.is_some_and(is_written)
     }
 
     /// Maps the first pages of a row; returns how many it has looked at.
@@ -432,7 +446,7 @@ impl Reads {
     }
 
     /// Counts a fault that a read has served. `None`: another handler's.
-    pub(super) fn count_served(&self, arrived: Option<Instant>) {
+    fn count_served(&self, arrived: Option<Instant>) {
         let counters = self.pager.counters();
         counters.faults_read.bump();
         match arrived {

@@ -151,11 +151,6 @@ impl Mapper {
         drop(self.uffd.wake(start, self.page_bytes));
     }
 
-    /// As [`wake`](Self::wake), for the chunk at `start`.
-    pub(in crate::paging) fn wake_chunk(&self, start: usize) {
-        drop(self.uffd.wake(start, HUGE_PAGE));
-    }
-
     // What is far memory.
 
     /// Sends faults of a range to the handlers.
@@ -444,9 +439,8 @@ impl Mapper {
         self.uffd.forbid_writes(start, self.page_bytes)
     }
 
-    /// Lifts the write protection of the page at `start`, as far as it is far memory.
-    pub(in crate::paging) fn allow_writes(&self, start: usize) -> Result<()> {
-        let len = self.page_bytes;
+    /// Lifts the write protection of the pages at `start`, as far as they are far memory.
+    pub(in crate::paging) fn allow_writes(&self, start: usize, len: usize) -> Result<()> {
         let lifted = self.uffd.allow_writes(start, len);
         if lifted.is_ok() {
             return lifted;

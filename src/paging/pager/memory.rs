@@ -189,7 +189,7 @@ impl RegionMemory {
         let len = count * self.page_bytes();
         let by_move = self.pool.moves_in(frame);
         let outcome = if by_move {
-            self.mapper.clear_way(dst, self.page_bytes());
+            self.clear_way(dst, len);
             // SAFETY: the pages are missing and this thread alone may fill them (they are `Moving`); the
             // frames are this thread's and hold the pages' contents.
             unsafe { self.move_memory(dst, src, len, wake) }
@@ -206,6 +206,10 @@ impl RegionMemory {
             Outcome::Failed { .. } => {}
         }
         let mapped = outcome.bytes_of(len);
+        if by_move && mapped == HUGE_PAGE && count > 1 {
+            self.chunks.set_whole(self.table.chunk_of(first), true);
+            self.counters.chunks_read.bump();
+        }
         if mapped == 0 && !is_copied_then(outcome) {
             return Err(install_error(outcome));
         }
@@ -233,25 +237,16 @@ impl RegionMemory {
         Ok((whole + 1, protect))
     }
 
-    /// Maps a run of frames, with its content, as the chunk that begins with `first`: all of its
-    /// pages are `Moving` by this thread. Returns how many of them are mapped, the first ones; the
-    /// frames of the others are as they were.
-    pub(in crate::paging) fn map_chunk(&self, first: PageId, frame: FrameId) -> usize {
-        let chunk = Piece::new(self.table.addr(first), HUGE_PAGE);
-        // A huge page can be moved whole to where there is no page table. One that small pages have
-        // left behind goes with them (Linux 6.14); before that, MOVE takes the huge page apart.
-        if !self.mapper.owns(chunk.start(), HUGE_PAGE) {
-            return 0;
+    /// Clears the way for a MOVE of `len` bytes to `dst`, where nothing is mapped. A chunk can be moved as the huge page
+    /// that it is to where there is no page table. One that small pages have left behind goes with them (Linux 6.14);
+    /// before that, MOVE takes the huge page apart.
+    fn clear_way(&self, dst: usize, len: usize) {
+        if len < HUGE_PAGE || self.page_bytes() >= HUGE_PAGE {
+            self.mapper.clear_way(dst, self.page_bytes());
+        } else if self.mapper.owns(dst, len) {
+            // SAFETY: nothing is mapped there: all pages are `Moving` by this thread and missing.
+            drop(unsafe { self.mapper.discard(&[Piece::new(dst, len)]) });
         }
-        // SAFETY: nothing is mapped there: all pages are `Moving` by this thread and missing.
-        drop(unsafe { self.mapper.discard(&[chunk]) });
-        let moved = self.move_or_stop(chunk.start(), self.frames().addr(frame), HUGE_PAGE);
-        let pages = moved.bytes / self.page_bytes();
-        if moved.bytes == HUGE_PAGE {
-            self.chunks.set_whole(self.table.chunk_of(first), true);
-        }
-        (frame.0..).take(pages).for_each(|n| self.frames().put_empty(FrameId(n)));
-        pages
     }
 
     /// Maps zeros as `page`, which is `Moving` by this thread. Returns `false` when the limit
@@ -522,8 +517,18 @@ impl RegionMemory {
         let pages = || (first.0..).map(PageId).zip(read);
         {
             let mut policy = self.policy.lock();
-            for (page, read) in pages() {
-                policy.arrive(page, if read.wanted { Insert::Filled } else { Insert::Prefetched });
+            let mut rest = read;
+            let mut page = first;
+            while !rest.is_empty() {
+                // What of a cluster comes in with a page that is wanted is used as one with it.
+                let left = (self.table.pages_of_cluster(page).end - page.0) as usize;
+                let cluster =
+                    rest.split_off(..left.min(rest.len())).expect("no more than there are");
+                let wanted = cluster.iter().any(|read| read.wanted);
+                for _ in cluster {
+                    policy.arrive(page, if wanted { Insert::Filled } else { Insert::Prefetched });
+                    page = PageId(page.0 + 1);
+                }
             }
         }
         for (page, read) in pages() {

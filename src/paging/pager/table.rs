@@ -7,13 +7,25 @@
 use crate::base::error::Result;
 use crate::base::strict_assert;
 use crate::base::sync::{AtomicU64, Ordering};
-use crate::base::units::{ByteCount, PageCount, PageId};
+use crate::base::units::{ByteCount, PageCount, PageId, SlotId};
 use crate::meta::LazyArray;
 use crate::paging::page::chunks::{CHUNK, ChunkId};
 use crate::paging::page::word::{PageWord, State, Word};
 use crate::sys::signals;
-use crate::sys::vm::{HUGE_PAGE, Huge, Mapping, Piece};
+use crate::sys::vm::{HUGE_PAGE, Huge, KERNEL_PAGE, Mapping, Piece};
 use std::ops::Range;
+
+/// Bytes of a *cluster*, where pages are smaller: aligned neighbours that streams count by, and that come in together
+/// where they have left together.
+const CLUSTER: u64 = 16 << 10;
+
+/// Maximum number of pages of a cluster.
+pub(in crate::paging) const CLUSTER_PAGES_MAX: usize = CLUSTER as usize / KERNEL_PAGE;
+
+/// Of the pages of a cluster, the power of two.
+pub(in crate::paging) fn cluster_shift(page: ByteCount) -> u32 {
+    (CLUSTER / page.0).max(1).ilog2()
+}
 
 /// Addresses and words of one region's pages.
 #[derive(Debug)]
@@ -21,6 +33,7 @@ pub(in crate::paging) struct PageTable {
     region: Mapping,
     page_bytes: usize,
     page_shift: u32,
+    cluster_shift: u32,
     words: LazyArray<PageWord>,
     /// Pages with at least one pin. Changed only together with a page word that it counts.
     pinned: AtomicU64,
@@ -38,6 +51,7 @@ impl PageTable {
             region,
             page_bytes,
             page_shift: page_bytes.trailing_zeros(),
+            cluster_shift: cluster_shift(ByteCount(page_bytes as u64)),
             words: LazyArray::new(span / page_bytes)?,
             pinned: AtomicU64::new(0),
         })
@@ -187,6 +201,30 @@ impl PageTable {
         let per_chunk = self.pages_per_chunk();
         let first = chunk.0 as u64 * per_chunk;
         (first..first + per_chunk).map(PageId)
+    }
+
+    /// The number of a page's cluster.
+    pub(in crate::paging) fn cluster(&self, page: PageId) -> u64 {
+        page.0 >> self.cluster_shift
+    }
+
+    /// The pages of a page's cluster.
+    pub(in crate::paging) fn pages_of_cluster(&self, page: PageId) -> Range<u64> {
+        let cluster = self.cluster(page);
+        cluster << self.cluster_shift..(cluster + 1) << self.cluster_shift
+    }
+
+    /// Pages of `page`'s cluster that are stored beside it: neighbours whose slots are neighbours as well.
+    pub(in crate::paging) fn stored_together(&self, page: PageId, slot: SlotId) -> Range<u64> {
+        let is_beside = |other: &u64| {
+            let word = self.word(PageId(*other)).load();
+            let place = slot.0.wrapping_add(other.wrapping_sub(page.0));
+            word.state() == State::Stored && word.slot() == Some(SlotId(place))
+        };
+        let cluster = self.pages_of_cluster(page);
+        let first = (cluster.start..page.0).rev().take_while(is_beside).last();
+        let last = (page.0 + 1..cluster.end).take_while(is_beside).last();
+        first.unwrap_or(page.0)..last.unwrap_or(page.0) + 1
     }
 
     // Words.

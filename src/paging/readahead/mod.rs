@@ -19,6 +19,7 @@ use crate::base::error::Result;
 use crate::base::sync::{AtomicU32, Ordering, Rank};
 use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::meta::LazyArray;
+use crate::paging::pager::table::cluster_shift;
 use crate::sys::signals::FaultLock;
 use crate::sys::vm::HUGE_PAGE;
 use crossbeam_queue::ArrayQueue;
@@ -77,6 +78,7 @@ pub(in crate::paging) struct PrefetchRun {
 #[derive(Debug)]
 pub(in crate::paging) struct Readahead {
     page_shift: u32,
+    cluster_shift: u32,
     /// Streams of device faults; `None`: they are not detected.
     streams: Option<FaultLock<Streams>>,
     /// Per chunk: what the program says of it.
@@ -99,10 +101,11 @@ impl Readahead {
         let chunks = span.as_usize() / HUGE_PAGE;
         Ok(Readahead {
             page_shift: page.0.trailing_zeros(),
+            cluster_shift: cluster_shift(page),
             streams: detects_streams.then(|| FaultLock::new(Rank::Leaf, Streams::new())),
             advice: LazyArray::new(chunks)?,
             requests: ArrayQueue::new(REQUESTS_MAX),
-            writes: WritePredictor::new(chunks)?,
+            writes: WritePredictor::new(chunks, (HUGE_PAGE as u64 / page.0) as u32)?,
         })
     }
 
@@ -130,7 +133,7 @@ impl Readahead {
     ) -> Option<Window> {
         const WINDOW_BYTES_MAX: u64 = 8 << 20;
         /// Page by page: what is asked for must leave the device room for faults.
-        const WINDOW_PAGES_MAX: u64 = 192;
+        const WINDOW_CLUSTERS_MAX: u64 = 192;
         /// Of the first block of a stream.
         const BLOCK_BYTES_MIN: u64 = 64 << 10;
         const FIRST_BLOCK_MIN: u64 = 4;
@@ -144,14 +147,21 @@ impl Readahead {
         if advice == Advice::Random {
             return None;
         }
-        let pages_max = WINDOW_PAGES_MAX.max(CHUNKS_MAX * chunk);
+        // In clusters, all of it.
+        let shift = self.cluster_shift;
+        let (cluster, chunk) = (PageId(page.0 >> shift), (chunk >> shift).max(1));
+        let byte_shift = self.page_shift + shift;
+        let clusters_max = WINDOW_CLUSTERS_MAX.max(CHUNKS_MAX * chunk);
         let limits = WindowLimits {
-            per_stream: (WINDOW_BYTES_MAX >> self.page_shift).clamp(2, pages_max),
-            in_total: (limit.0 / LIMIT_PART) >> self.page_shift,
-            first_block: (BLOCK_BYTES_MIN >> self.page_shift).max(FIRST_BLOCK_MIN),
+            per_stream: (WINDOW_BYTES_MAX >> byte_shift).clamp(2, clusters_max),
+            in_total: (limit.0 / LIMIT_PART) >> byte_shift,
+            first_block: (BLOCK_BYTES_MIN >> byte_shift).max(FIRST_BLOCK_MIN),
             chunk,
         };
-        streams.lock().fault(page, on, limits, advice == Advice::Sequential, is_stored)
+        let is_stored = |cluster: u64| is_stored(cluster << shift);
+        let eager = advice == Advice::Sequential;
+        let window = streams.lock().fault(cluster, on, limits, eager, &is_stored);
+        window.map(|window| window.of_clusters(shift))
     }
 
     // Requests.

@@ -70,30 +70,43 @@ pub(in crate::paging) struct Window {
     stride: i64,
     count: u64,
     mark: u64,
+    /// Of the pages of a cluster, the power of two.
+    cluster_shift: u32,
 }
 
 impl Window {
-    /// The pages, nearest first, as far as they lie below `end`.
-    pub(in crate::paging) fn pages(self, end: u64) -> impl Iterator<Item = PageId> {
+    /// The same of clusters.
+    pub(super) fn of_clusters(self, cluster_shift: u32) -> Window {
+        Window { cluster_shift, ..self }
+    }
+
+    /// The clusters, nearest first, as far as they lie below the page `end`.
+    fn clusters(self, end: u64) -> impl Iterator<Item = u64> {
         (0..self.count)
             .map_while(move |n| self.first.checked_add_signed(self.stride * n as i64))
-            .take_while(move |page| *page < end)
-            .filter(move |page| *page != self.mark)
-            .map(PageId)
+            .take_while(move |cluster| *cluster < end >> self.cluster_shift)
+            .filter(move |cluster| *cluster != self.mark)
+    }
+
+    /// The pages, nearest first, as far as they lie below `end`.
+    pub(in crate::paging) fn pages(self, end: u64) -> impl Iterator<Item = PageId> {
+        let shift = self.cluster_shift;
+        let pages_of = move |cluster| cluster << shift..(cluster + 1) << shift;
+        self.clusters(end).flat_map(pages_of).map(PageId)
     }
 
     /// The same, neighbours as one: the lowest and how many.
     pub(in crate::paging) fn rows(self, end: u64) -> impl Iterator<Item = (PageId, u64)> {
-        let mut pages = self.pages(end).peekable();
+        let mut clusters = self.clusters(end).peekable();
+        let is_dense = self.stride.unsigned_abs() == 1;
         std::iter::from_fn(move || {
-            let first = pages.next()?;
+            let first = clusters.next()?;
             let (mut last, mut count) = (first, 1);
-            while let Some(next) = pages
-                .next_if(|next| self.stride.unsigned_abs() == 1 && next.0.abs_diff(last.0) == 1)
-            {
+            while let Some(next) = clusters.next_if(|next| is_dense && next.abs_diff(last) == 1) {
                 (last, count) = (next, count + 1);
             }
-            Some((first.min(last), count))
+            let shift = self.cluster_shift;
+            Some((PageId(first.min(last) << shift), count << shift))
         })
     }
 
@@ -107,11 +120,13 @@ impl Window {
         if self.mark != NO_MARK || chunk <= 1 {
             return None;
         }
+        let shift = self.cluster_shift;
+        let (chunk, end) = (chunk >> shift, end >> shift);
         let last = (self.first + self.count).min(end) / chunk * chunk;
         let first = self.first.next_multiple_of(chunk);
         let count = last.checked_sub(first).filter(|count| *count > 0)?;
         self.count = first - self.first;
-        Some((PageId(first), PageCount(count)))
+        Some((PageId(first << shift), PageCount(count << shift)))
     }
 }
 
@@ -161,6 +176,16 @@ impl Streams {
         let share = limits.in_total / self.active().max(1);
         let limits = WindowLimits { per_stream: limits.per_stream.min(share).max(1), ..limits };
         let page = page.0;
+        if self.streams.iter().flatten().any(|stream| stream.last == page) {
+            // Of another page of its cluster: the rest of that.
+            return Some(Window {
+                first: page,
+                stride: 1,
+                count: 0,
+                mark: NO_MARK,
+                cluster_shift: 0,
+            });
+        }
         let at = self.find(page);
         let clock = self.clock;
         let Some(stream) = self.streams[at].as_mut().filter(|stream| stream.is_near(page)) else {
@@ -259,7 +284,7 @@ impl Stream {
         self.next = page + 1;
         self.behind = self.asked_end - self.next;
         let count = end.checked_sub(first).filter(|count| *count > 0)?;
-        Some(Window { first, stride: 1, count, mark: NO_MARK })
+        Some(Window { first, stride: 1, count, mark: NO_MARK, cluster_shift: 0 })
     }
 
     /// Pages to ask for after a fault that came as expected: a block behind what is asked for
@@ -294,7 +319,7 @@ impl Stream {
         self.next = mark;
         self.behind = if first_time { 0 } else { self.block };
         let count = front + 1 + self.behind - before;
-        Some(Window { first, stride: self.stride, count, mark })
+        Some(Window { first, stride: self.stride, count, mark, cluster_shift: 0 })
     }
 }
 
@@ -405,10 +430,37 @@ mod tests {
 
     #[test]
     fn chunks_beyond_the_end_of_the_region_are_left_out() {
-        let mut window = Window { first: 20, stride: 1, count: 28, mark: NO_MARK };
+        let mut window =
+            Window { first: 20, stride: 1, count: 28, mark: NO_MARK, cluster_shift: 0 };
         assert_eq!(window.split_chunks(8, 45), Some((PageId(24), PageCount(16))));
-        let mut window = Window { first: 20, stride: 1, count: 28, mark: 30 };
+        let mut window = Window { first: 20, stride: 1, count: 28, mark: 30, cluster_shift: 0 };
         assert_eq!(window.split_chunks(8, 45), None, "a mark is in the way");
+    }
+
+    #[test]
+    fn clusters_are_asked_for_with_all_their_pages() {
+        let window = Window { first: 2, stride: 1, count: 4, mark: 4, cluster_shift: 2 };
+        assert_eq!(pages(Some(window)), (8..16).chain(20..24).collect::<Vec<_>>());
+        let rows: Vec<_> = window.rows(1 << 30).collect();
+        assert_eq!(rows, [(PageId(8), 8), (PageId(20), 4)]);
+        let down = Window { stride: -1, mark: NO_MARK, ..window };
+        assert_eq!(down.rows(1 << 30).collect::<Vec<_>>(), [(PageId(0), 12)]);
+        let strided = Window { stride: 3, ..down };
+        assert_eq!(strided.rows(24).collect::<Vec<_>>(), [(PageId(8), 4), (PageId(20), 4)]);
+        let mut chunks = Window { first: 5, count: 20, mark: NO_MARK, ..window };
+        assert_eq!(chunks.split_chunks(32, 1 << 30), Some((PageId(32), PageCount(64))));
+        assert_eq!(chunks.rows(1 << 30).collect::<Vec<_>>(), [(PageId(20), 12)]);
+    }
+
+    #[test]
+    fn the_second_fault_in_a_cluster_asks_for_the_rest_of_it_and_is_no_step_of_a_stream() {
+        let mut streams = Streams::new();
+        let mut ask =
+            |page| streams.fault(PageId(page), FaultOn::StoredPage, LIMITS, false, FAULTS);
+        assert!(ask(9).is_none() && ask(10).is_none());
+        assert!(ask(10).is_some_and(|window| window.pages(1 << 30).count() == 0));
+        assert!(ask(11).is_none());
+        assert_eq!(pages(ask(12)), [13, 14, 15, 16]);
     }
 
     #[test]
@@ -472,7 +524,7 @@ mod tests {
         play(&mut streams, &[3, 2, 1]);
         let window = streams.fault(PageId(0), FaultOn::StoredPage, LIMITS, false, FAULTS);
         assert!(window.is_none_or(|window| window.pages(100).count() == 0));
-        let window = Window { first: 98, stride: 1, count: 8, mark: 106 };
+        let window = Window { first: 98, stride: 1, count: 8, mark: 106, cluster_shift: 0 };
         assert_eq!(window.pages(100).count(), 2);
     }
 }

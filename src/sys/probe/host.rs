@@ -4,7 +4,7 @@
 
 use crate::base::units::ByteCount;
 use crate::sys::messages;
-use crate::sys::statm::Statm;
+use crate::sys::statm::{Statm, mem_info};
 use libc::RLIM_INFINITY;
 use nix::sys::resource::{Resource, getrlimit};
 use std::fs;
@@ -50,6 +50,20 @@ impl CgroupLimit {
     pub fn left(&self) -> ByteCount {
         ByteCount(self.bytes.0.saturating_sub(self.used.0))
     }
+
+    /// Its file of statistics.
+    #[cfg(feature = "heap")]
+    pub(crate) fn statistics(&self) -> PathBuf {
+        self.file.with_file_name("memory.stat")
+    }
+}
+
+/// How many pages of files the kernel has taken back from a group, of this file of statistics, although they were in use:
+/// they were read again soon. Allocates nothing.
+#[cfg(feature = "heap")]
+pub(crate) fn refaults(statistics: &Path) -> Option<u64> {
+    let mut text = [0; 16 << 10];
+    group_field(crate::sys::statm::read_text(statistics, &mut text)?, "workingset_refault_file")
 }
 
 impl Memory {
@@ -88,7 +102,9 @@ impl Memory {
     /// Bytes that this process can have resident in a control group beside what the kernel charges to the group for it: 1.5 and
     /// 1 % in groups of 96 and 256 MiB (examples/limit), mostly page tables.
     fn room_in(&self, group: &CgroupLimit) -> ByteCount {
-        ByteCount(self.resident.0 + group.left().0 / 16 * 15)
+        const LEAST: u64 = 1 << 20;
+        let left = group.left().0;
+        ByteCount(self.resident.0 + (left - left / 16).saturating_sub(LEAST))
     }
 
     /// Why `limit` cannot be reached, if so: the kernel's OOM killer ends the process, or the kernel
@@ -111,7 +127,8 @@ impl Memory {
 
     /// Says what speaks against a limit.
     pub(crate) fn warn_of(limit: ByteCount) {
-        if let Some(why) = Memory::detect().objection(limit) {
+        // What the process has taken since is no reason: a limit of `auto` was found before.
+        if let Some(why) = Memory::detect().objection(ByteCount(limit.0 - limit.0 / 64)) {
             let end = "the kernel may end the process before farheap makes room";
             let kind = "a limit is above what there is";
             messages::tell(kind, messages::WARNINGS_MAX, format_args!("{why}: {end}"));
@@ -203,21 +220,21 @@ fn used_of(dir: &Path) -> ByteCount {
     let current = ["memory.current", "memory.usage_in_bytes"];
     let current = current.iter().find_map(|file| read_number(dir.join(file))).unwrap_or(0);
     let stat = fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
-    // Version 1 counts the groups below in fields of their own.
-    let field = |name: &str| {
-        let value = |line: &str| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok();
-        stat.lines().find_map(value)
-    };
-    let cached = |name: &str| field(&format!("total_{name}")).or_else(|| field(name)).unwrap_or(0);
-    let cached: u64 = cached("inactive_file") + cached("active_file");
+    let cached = |name| group_field(&stat, name).unwrap_or(0);
+    let cached = cached("inactive_file") + cached("active_file");
     ByteCount(current.saturating_sub(cached))
 }
 
-/// The bytes of a line such as `MemTotal:  16384 kB`, or `Node 0 MemTotal:  16384 kB`.
-pub(super) fn mem_info(meminfo: &str, name: &str) -> Option<ByteCount> {
-    let (_, line) = meminfo.lines().find_map(|line| line.split_once(name))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(ByteCount(kib.checked_mul(1 << 10)?))
+/// A number of a group and the groups below, out of its `memory.stat`. Version 1 has fields of their own for those.
+fn group_field(stat: &str, name: &str) -> Option<u64> {
+    let field = |prefix: &str| {
+        let value = |line: &str| {
+            let line = line.strip_prefix(prefix)?.strip_prefix(name)?;
+            line.strip_prefix(' ')?.trim().parse().ok()
+        };
+        stat.lines().find_map(value)
+    };
+    field("total_").or_else(|| field(""))
 }
 
 #[cfg(test)]
@@ -225,8 +242,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_number_of_a_group_counts_the_groups_below() {
+        let first = "workingset_refault_file 3\ntotal_workingset_refault_file 5\n";
+        assert_eq!(group_field(first, "workingset_refault_file"), Some(5));
+        assert_eq!(group_field("workingset_refault_file 3\n", "workingset_refault_file"), Some(3));
+        assert_eq!(group_field("workingset_refault_anon 3\n", "workingset_refault_file"), None);
+    }
+
+    #[test]
     fn code_in_memory_is_not_taken_for_room() {
-        let resident = Statm::open().expect("/proc is mounted").resident().expect("a number");
+        let (resident, _) = Statm::open().expect("/proc is mounted").look().expect("numbers");
         let counted = Memory::detect().resident;
         assert!(counted.0 + (512 << 10) < resident.0, "{counted} of {resident}");
     }
@@ -298,9 +323,9 @@ mod tests {
             fullest: Some(group(2048, 1536)),
             ..Memory::default()
         };
-        assert_eq!(memory.objection(ByteCount::mib(480)), None);
-        let text = memory.objection(ByteCount::mib(481)).expect("too much");
-        assert!(text.contains("480.0 MiB") && text.contains("/x/memory.max"), "{text}");
+        assert_eq!(memory.objection(ByteCount::mib(479)), None);
+        let text = memory.objection(ByteCount::mib(480)).expect("too much");
+        assert!(text.contains("479.0 MiB") && text.contains("/x/memory.max"), "{text}");
         let bare = Memory { total: Some(ByteCount::gib(4)), ..Memory::default() };
         assert_eq!(bare.objection(ByteCount::gib(4)), None);
         assert!(bare.objection(ByteCount::gib(5)).expect("too much").contains("the machine's"));

@@ -1,8 +1,8 @@
 //! NUMA nodes that have memory, read from `/sys`. The parsers take text, as in `host`.
 
-use super::host::mem_info;
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
+use crate::sys::statm::mem_info;
 use std::fs;
 
 /// A NUMA node with memory: RAM beside processors, or memory without any, as CXL memory shows up.

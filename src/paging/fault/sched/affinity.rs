@@ -4,11 +4,13 @@
 //! (10-17 us against 3-7 on the same one, measured here). While the faults come from one thread
 //! and one at a time, the handler therefore follows that thread and gives way to it
 //! (`idle_policy`): the thread sleeps while the handler works, so they never want the processor at
-//! the same time. Two threads that fault in turn get a handler each, where the store answers at once
-//! (`active_set`). When more do, there is work for all processors, and the handler runs where the
-//! scheduler puts it.
+//! the same time. When several threads fault, there is work for all processors: the handlers run where the
+//! scheduler puts them, and the helpers serve faults as well.
+//!
+//! The kernel wakes all threads that wait for faults, for each fault: a second handler that has
+//! nothing to do costs a thread that faults alone more than its own handler does. So the first
+//! handler serves all faults, follows threads, and alone activates the others.
 
-use crate::paging::fault::sched::active_set::{ANY_THREAD, NO_THREAD, Pair};
 use crate::paging::fault::sched::idle_policy::{IdlePolicy, IdleState};
 use crate::paging::fault::sched::shared::HandlerSched;
 use crate::sys::thread;
@@ -27,8 +29,6 @@ const DENIALS_MAX: u32 = 4;
 /// on the same processor needs to wake it rarely.
 const LOOK_MIN: u32 = 2;
 const LOOK_MAX: u32 = 64;
-/// Faults of the partner's thread, or wakes for nothing, after which a pair of handlers breaks up.
-const FOREIGN_MAX: u32 = 64;
 /// After this many faults without a dominant thread, all handlers are activated.
 const UNFOLLOWED_MAX: u32 = 256;
 
@@ -40,17 +40,10 @@ pub(super) struct FaultArrival {
     pub(super) is_alone: bool,
     /// The handler slept and was woken for it.
     pub(super) woke_handler: bool,
-    /// The store answers before the call returns.
-    pub(super) at_once: bool,
 }
 
-/// Handlers to be woken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Activate {
-    None,
-    Helper(usize),
-    All,
-}
+/// No thread: no thread has this id.
+const NO_THREAD: u32 = 0;
 
 /// How fast a thread faults.
 #[derive(Debug)]
@@ -136,10 +129,6 @@ struct HoldOff {
 }
 
 impl HoldOff {
-    fn is_over(&self) -> bool {
-        self.faults_left == 0
-    }
-
     /// Counts a fault; returns whether it is one for which no thread is followed.
     fn takes_fault(&mut self) -> bool {
         let is_held = self.faults_left > 0;
@@ -162,10 +151,6 @@ impl HoldOff {
 pub(super) struct Affinity {
     handler: usize,
     thread: u32,
-    /// The thread that the other handler follows.
-    partner: u32,
-    pair: Pair,
-    foreign: u32,
     unfollowed: u32,
     score: u32,
     pace: FaultPace,
@@ -178,9 +163,6 @@ impl Affinity {
         Affinity {
             handler,
             thread: NO_THREAD,
-            partner: NO_THREAD,
-            pair: Pair::default(),
-            foreign: 0,
             unfollowed: 0,
             score: 0,
             pace: FaultPace::start(),
@@ -189,96 +171,44 @@ impl Affinity {
         }
     }
 
-    /// Notes a fault that the calling handler is about to serve. Returns the helpers to wake.
-    pub(super) fn fault(&mut self, arrival: FaultArrival, sched: &HandlerSched) -> Activate {
-        if self.handler == 0 && self.partner != NO_THREAD && !arrival.at_once {
-            self.stop_following(sched);
-            self.start(NO_THREAD);
+    /// Notes a fault that the calling handler is about to serve. Returns whether to wake the helpers.
+    pub(super) fn fault(&mut self, arrival: FaultArrival, sched: &HandlerSched) -> bool {
+        if self.handler != 0 {
+            return false;
         }
-        if self.partner != NO_THREAD && arrival.thread == self.partner {
-            self.disturbed(sched);
-            return Activate::None;
-        }
-        let activate = self.activate(arrival, sched);
-        if activate != Activate::None {
-            return activate;
+        if self.needs_helpers(arrival, sched) && sched.activate_helpers() {
+            return true;
         }
         if self.hold_off.takes_fault() {
-            return Activate::None;
+            return false;
         }
-        if arrival.thread == self.thread && (arrival.is_alone || self.partner != NO_THREAD) {
+        if arrival.thread == self.thread && arrival.is_alone {
             self.own_fault(arrival, sched);
         } else {
             self.score = self.score.saturating_sub(DISTURBANCE);
             if self.score == 0 {
-                self.stop_following(sched);
+                self.unbind(sched);
                 self.start(arrival.thread);
             }
         }
-        Activate::None
+        false
     }
 
-    /// The helpers that the first handler needs.
-    fn activate(&mut self, arrival: FaultArrival, sched: &HandlerSched) -> Activate {
-        if self.handler != 0 || self.partner != NO_THREAD || !sched.active.has_helpers() {
-            return Activate::None;
-        }
-        if let Some(threads) = self.pair.note(arrival.thread)
-            && self.hold_off.is_over()
-            && arrival.at_once
-            && let Some(helper) = self.split_pair(threads, sched)
-        {
-            return Activate::Helper(helper);
-        }
+    /// True if many faults lately were of several threads.
+    fn needs_helpers(&mut self, arrival: FaultArrival, sched: &HandlerSched) -> bool {
         if arrival.is_alone && arrival.thread == self.thread {
             self.unfollowed = self.unfollowed.saturating_sub(DISTURBANCE);
-            if self.unfollowed == 0 && sched.active.assigned(1) == ANY_THREAD {
-                sched.active.deactivate();
+            if self.unfollowed == 0 {
+                sched.deactivate_helpers();
             }
-            return Activate::None;
+            return false;
         }
         self.unfollowed = (self.unfollowed + 1).min(UNFOLLOWED_MAX);
-        if self.unfollowed == UNFOLLOWED_MAX && sched.active.activate_all() {
-            Activate::All
-        } else {
-            Activate::None
-        }
-    }
-
-    /// The handler was woken and found nothing to do.
-    pub(super) fn woken_for_nothing(&mut self, sched: &HandlerSched) {
-        if self.partner != NO_THREAD {
-            self.disturbed(sched);
-        }
-    }
-
-    /// Takes up what a helper was activated for, or ends it.
-    pub(super) fn take_assignment(&mut self, sched: &HandlerSched) {
-        let assigned = sched.active.assigned(self.handler);
-        if self.handler == 0 {
-            if assigned == NO_THREAD && self.partner != NO_THREAD {
-                self.partner = NO_THREAD; // The helper has left.
-            }
-            return;
-        }
-        if assigned == NO_THREAD {
-            if self.thread != NO_THREAD {
-                self.stop_following(sched);
-                self.start(NO_THREAD);
-            }
-        } else if assigned == ANY_THREAD {
-            if self.thread != NO_THREAD {
-                self.unbind(sched);
-                self.start(NO_THREAD);
-            }
-        } else if assigned != self.thread {
-            self.follow(assigned, sched.active.assigned(0), sched);
-        }
+        self.unfollowed == UNFOLLOWED_MAX
     }
 
     /// A fault of the followed thread.
     fn own_fault(&mut self, arrival: FaultArrival, sched: &HandlerSched) {
-        self.foreign = 0;
         self.score = (self.score + 1).min(2 * STREAK);
         match sched.idle_policies.of(self.handler).state() {
             IdleState::Normal => self.consider_following(sched),
@@ -294,46 +224,15 @@ impl Affinity {
                 sched.idle_policies.of(self.handler).accept_denial();
                 self.binding.ended();
                 self.hold_off.denied();
-                self.stop_following(sched);
+                self.unbind(sched);
                 // Still the thread that faults alone: other handlers would only be woken for nothing.
                 self.start(self.thread);
             }
         }
     }
 
-    /// A sign that the other handler's thread is the only one that faults.
-    fn disturbed(&mut self, sched: &HandlerSched) {
-        self.foreign += 1;
-        if self.foreign > FOREIGN_MAX {
-            self.stop_following(sched);
-            self.start(NO_THREAD);
-        }
-    }
-
-    /// Two threads on two processors: a handler for each.
-    fn split_pair(&mut self, threads: [u32; 2], sched: &HandlerSched) -> Option<usize> {
-        let [one, other] = threads.map(thread::processor_of);
-        if one.is_none() || other.is_none() || one == other {
-            return None;
-        }
-        let helper = sched.active.activate_pair(threads[0], threads[1])?;
-        self.follow(threads[0], threads[1], sched);
-        Some(helper)
-    }
-
-    fn follow(&mut self, thread: u32, partner: u32, sched: &HandlerSched) {
-        self.start(thread);
-        self.partner = partner;
-        self.score = 2 * STREAK;
-        if self.binding.bind(thread, sched.idle_policies.of(self.handler)) {
-            sched.idle_policies.request(self.handler);
-        }
-    }
-
     fn start(&mut self, thread: u32) {
         self.thread = thread;
-        self.partner = NO_THREAD;
-        self.foreign = 0;
         self.score = 0;
         self.pace = FaultPace::start();
     }
@@ -345,13 +244,6 @@ impl Affinity {
         if self.pace.ends_fast_streak() && self.binding.bind(self.thread, policy) {
             sched.idle_policies.request(self.handler);
         }
-    }
-
-    fn stop_following(&mut self, sched: &HandlerSched) {
-        if self.partner != NO_THREAD {
-            sched.active.deactivate();
-        }
-        self.unbind(sched);
     }
 
     fn unbind(&mut self, sched: &HandlerSched) {
@@ -370,7 +262,7 @@ mod tests {
         let sched = HandlerSched::new(2).expect("descriptors");
         let mut affinity = Affinity::new(0);
         let thread = thread::current();
-        let arrival = FaultArrival { thread, is_alone: true, woke_handler: true, at_once: false };
+        let arrival = FaultArrival { thread, is_alone: true, woke_handler: true };
         sched.idle_policies.of(0).adopt();
         for _ in 0..2 * STREAK {
             affinity.fault(arrival, &sched);
@@ -383,12 +275,12 @@ mod tests {
         }
         assert_eq!(sched.idle_policies.of(0).state(), IdleState::Denied);
         for _ in 0..2 * UNFOLLOWED_MAX {
-            assert_eq!(affinity.fault(arrival, &sched), Activate::None);
+            assert!(!affinity.fault(arrival, &sched));
             if sched.idle_policies.of(0).state() == IdleState::Requested {
                 supervisor.look(&sched.idle_policies, || true);
                 supervisor.look(&sched.idle_policies, || true);
             }
         }
-        assert!(!sched.active.is_active(1));
+        assert!(!sched.is_active(1));
     }
 }

@@ -7,10 +7,6 @@
 //! between two looks (`sched_yield(2)`): the threads that it serves run, fault and leave it again.
 //! Where another thread keeps the processor for long, the handler would wait for its turn with an
 //! answer in the ring, while one that sleeps is preferred when it wakes; so it sleeps for some time.
-//!
-//! A store that answers before the call returns is never waited for. [`BusyPoll`] tells by the time
-//! its answers take whether this is one: what handlers do about two threads depends on it
-//! (`active_set`).
 
 use crate::base::error::Result;
 use crate::paging::counters::Counters;
@@ -25,14 +21,6 @@ const LATE: Duration = Duration::from_micros(100);
 /// The processor is not offered again for this many times as long: late returns take 1/LATE_PART
 /// of the time.
 const LATE_PART: u32 = 64;
-/// An answer that took no longer than this, and copying at this rate, was there when the call
-/// returned: no device that has to be waited for is as quick, and no copy as slow.
-const AT_ONCE: Duration = Duration::from_micros(6);
-const COPIED_PER_US: usize = 4 << 10;
-/// Answers at once count up to this and others down; a store becomes one that answers at once at
-/// three quarters, and ceases to be at one quarter.
-const SCORE_MAX: u32 = 64;
-
 /// How a handler looks for news before it sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::paging) struct Polling {
@@ -122,8 +110,6 @@ impl Polled {
 #[derive(Debug)]
 pub(super) struct BusyPoll {
     usual: Duration,
-    score: u32,
-    at_once: bool,
     longest: Duration,
     /// Nothing is offered until then.
     offers_from: Instant,
@@ -132,29 +118,12 @@ pub(super) struct BusyPoll {
 impl BusyPoll {
     /// Looks for `longest` at most.
     pub(super) fn new(longest: Duration) -> BusyPoll {
-        BusyPoll {
-            usual: Duration::ZERO,
-            score: 0,
-            at_once: false,
-            longest,
-            offers_from: Instant::now(),
-        }
+        BusyPoll { usual: Duration::ZERO, longest, offers_from: Instant::now() }
     }
 
-    /// The device has answered a request for `bytes` bytes.
-    pub(super) fn answered(&mut self, after: Duration, bytes: usize) {
+    /// The device has answered a request.
+    pub(super) fn answered(&mut self, after: Duration) {
         self.usual = self.usual * (WEIGHT - 1) / WEIGHT + after.min(ANSWER_MAX) / WEIGHT;
-        let copying = Duration::from_micros((bytes / COPIED_PER_US) as u64);
-        let at_once = after <= AT_ONCE + copying;
-        self.score =
-            if at_once { (self.score + 1).min(SCORE_MAX) } else { self.score.saturating_sub(1) };
-        let (low, high) = (SCORE_MAX / 4, SCORE_MAX * 3 / 4);
-        self.at_once = self.score >= if self.at_once { low } else { high };
-    }
-
-    /// True if the store answers before the call returns.
-    pub(super) fn answers_at_once(&self) -> bool {
-        self.at_once
     }
 
     /// Result of looking, until `now`.
@@ -164,10 +133,10 @@ impl BusyPoll {
         }
     }
 
-    /// How to look from `now` on; not at all when answers usually take too long, or are there at once.
+    /// How to look from `now` on; not at all when answers usually take too long.
     pub(super) fn plan(&self, gives_way: bool, now: Instant) -> Polling {
         let alone = gives_way || now >= self.offers_from;
-        let helps = self.usual <= self.longest && !self.at_once;
+        let helps = self.usual <= self.longest;
         let time = if helps && alone { self.longest } else { Duration::ZERO };
         Polling { time, yields: !gives_way }
     }
@@ -178,7 +147,6 @@ mod tests {
     use super::*;
 
     const LONGEST: Duration = Duration::from_micros(200);
-    const PAGE: usize = 4 << 10;
 
     #[test]
     fn a_quick_device_is_looked_at_and_a_slow_one_is_not() {
@@ -186,46 +154,19 @@ mod tests {
         let now = Instant::now();
         let mut poll = BusyPoll::new(LONGEST);
         let time = |poll: &BusyPoll| poll.plan(true, now).time;
-        (0..100).for_each(|_| poll.answered(quick, PAGE));
+        (0..100).for_each(|_| poll.answered(quick));
         assert_eq!(time(&poll), LONGEST);
-        (0..8).for_each(|_| poll.answered(slow, PAGE));
+        (0..8).for_each(|_| poll.answered(slow));
         assert_eq!(time(&poll), Duration::ZERO);
-        (0..100).for_each(|_| poll.answered(quick, PAGE));
+        (0..100).for_each(|_| poll.answered(quick));
         assert_eq!(time(&poll), LONGEST);
     }
 
     #[test]
     fn zero_never_polls() {
         let mut poll = BusyPoll::new(Duration::ZERO);
-        poll.answered(Duration::from_micros(1), PAGE);
+        poll.answered(Duration::from_micros(1));
         assert_eq!(poll.plan(true, Instant::now()).time, Duration::ZERO);
-    }
-
-    #[test]
-    fn a_store_that_copies_answers_at_once_and_a_device_does_not() {
-        let after_a_while = |us: u64, bytes| {
-            let mut poll = BusyPoll::new(LONGEST);
-            (0..SCORE_MAX).for_each(|_| poll.answered(Duration::from_micros(us), bytes));
-            poll.answers_at_once()
-        };
-        assert!(!BusyPoll::new(LONGEST).answers_at_once());
-        assert!(after_a_while(2, PAGE) && after_a_while(12, 64 << 10));
-        assert!(!after_a_while(15, PAGE) && !after_a_while(40, 64 << 10));
-    }
-
-    #[test]
-    fn what_a_store_is_known_as_survives_some_answers_of_the_other_kind() {
-        let [copied, waited] = [1, 60].map(Duration::from_micros);
-        let mut poll = BusyPoll::new(LONGEST);
-        let mut answer = |after, count: u32| {
-            (0..count).for_each(|_| poll.answered(after, PAGE));
-            poll.answers_at_once()
-        };
-        assert!(answer(copied, SCORE_MAX));
-        assert!(answer(waited, SCORE_MAX / 2), "a handler that was preempted");
-        assert!(!answer(waited, SCORE_MAX / 2), "a device");
-        assert!(!answer(copied, SCORE_MAX / 2), "what the device had at hand");
-        assert!(answer(copied, SCORE_MAX / 2));
     }
 
     #[test]

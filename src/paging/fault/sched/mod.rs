@@ -5,15 +5,13 @@
 //!
 //! | module | does |
 //! |---|---|
-//! | `active_set` | which handlers serve faults, and for which thread |
-//! | `affinity` | on which processor a handler runs |
+//! | `affinity` | on which processor a handler runs, and when its helpers are needed |
 //! | `busy_poll` | how long a handler looks for the device's answer before it sleeps |
 //! | `detour` | keeps the evictor off the processors of handlers that give way |
 //! | `idle_policy` | when a handler runs under `SCHED_IDLE`, and how that is supervised |
 //! | `shared` | what the handlers share of this, and their wakers |
 //! | `per_thread` | one handler's part in this |
 
-mod active_set;
 mod affinity;
 mod busy_poll;
 mod detour;

@@ -1,7 +1,7 @@
 //! One handler's part in when and where it runs.
 
 use crate::base::error::{Error, Result};
-use crate::paging::fault::sched::affinity::{Activate, Affinity, FaultArrival};
+use crate::paging::fault::sched::affinity::{Affinity, FaultArrival};
 use crate::paging::fault::sched::busy_poll::{BusyPoll, Polled, Polling};
 use crate::paging::fault::sched::idle_policy::IdleState;
 use crate::paging::fault::sched::shared::HandlerSched;
@@ -61,8 +61,7 @@ impl ThreadSched {
     /// [stands by](Self::stand_by).
     pub(in crate::paging) fn begin_turn(&mut self) -> bool {
         self.shared.idle_policies.of(self.handler).begin_turn();
-        self.affinity.take_assignment(&self.shared);
-        self.shared.active.is_active(self.handler)
+        self.shared.is_active(self.handler)
     }
 
     /// Waits to be called, not for faults: the kernel wakes all threads that wait for those, for each.
@@ -94,12 +93,7 @@ impl ThreadSched {
     /// A fault of `thread` has arrived, and is served next. `is_alone`: nothing else is being served. What
     /// follows from it for the handler's place is left to [`follow_faults`](Self::follow_faults).
     pub(in crate::paging) fn fault_arrived(&mut self, thread: u32, is_alone: bool) {
-        let arrival = FaultArrival {
-            thread,
-            is_alone,
-            woke_handler: self.waited_for_faults,
-            at_once: self.busy_poll.answers_at_once(),
-        };
+        let arrival = FaultArrival { thread, is_alone, woke_handler: self.waited_for_faults };
         if self.arrivals.len() == FAULTS_MAX {
             self.follow_faults();
         }
@@ -112,18 +106,9 @@ impl ThreadSched {
     /// 30 to 100 us, as long as the device takes for a page.
     pub(in crate::paging) fn follow_faults(&mut self) {
         for arrival in self.arrivals.drain(..) {
-            match self.affinity.fault(arrival, &self.shared) {
-                Activate::None => {}
-                Activate::Helper(helper) => self.shared.call(helper),
-                Activate::All => self.shared.call_all(),
+            if self.affinity.fault(arrival, &self.shared) {
+                self.shared.call_all();
             }
-        }
-    }
-
-    /// All faults that there are have been read: `count`.
-    pub(in crate::paging) fn faults_read(&mut self, count: usize) {
-        if count == 0 && self.waited_for_faults {
-            self.affinity.woken_for_nothing(&self.shared);
         }
     }
 
@@ -161,8 +146,8 @@ impl ThreadSched {
         self.was_idle = idle;
     }
 
-    /// The device has answered a request for `bytes` bytes.
-    pub(in crate::paging) fn device_answered(&mut self, after: Duration, bytes: usize) {
-        self.busy_poll.answered(after, bytes);
+    /// The device has answered a request.
+    pub(in crate::paging) fn device_answered(&mut self, after: Duration) {
+        self.busy_poll.answered(after);
     }
 }

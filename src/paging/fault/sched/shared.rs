@@ -1,7 +1,7 @@
 //! State that the handlers of a region share about when and where they run.
 
 use crate::base::error::Result;
-use crate::paging::fault::sched::active_set::ActiveSet;
+use crate::base::sync::{AtomicBool, Ordering};
 use crate::paging::fault::sched::idle_policy::IdlePolicies;
 use crate::paging::waker::Waker;
 use std::os::fd::RawFd;
@@ -9,7 +9,8 @@ use std::os::fd::RawFd;
 /// See [module](self).
 #[derive(Debug)]
 pub(in crate::paging) struct HandlerSched {
-    pub(super) active: ActiveSet,
+    /// True while the helpers serve faults: all handlers but the first.
+    helpers_active: AtomicBool,
     pub(super) idle_policies: IdlePolicies,
     /// Per handler.
     pub(super) wakers: Box<[Waker]>,
@@ -21,10 +22,28 @@ impl HandlerSched {
     pub(in crate::paging) fn new(handlers: usize) -> Result<HandlerSched> {
         let wakers: Result<Vec<Waker>> = (0..handlers).map(|_| Waker::new()).collect();
         Ok(HandlerSched {
-            active: ActiveSet::new(handlers),
+            helpers_active: AtomicBool::new(false),
             idle_policies: IdlePolicies::new(handlers)?,
             wakers: wakers?.into_boxed_slice(),
         })
+    }
+
+    /// True if a handler serves faults.
+    pub(super) fn is_active(&self, handler: usize) -> bool {
+        // Relaxed: a handler that learns of it late serves faults a little longer or later.
+        handler == 0 || self.helpers_active.load(Ordering::Relaxed)
+    }
+
+    /// Lets the helpers serve faults; `false` when they do, or there is none.
+    pub(super) fn activate_helpers(&self) -> bool {
+        self.handlers() > 1 && !self.helpers_active.swap(true, Ordering::Relaxed)
+    }
+
+    pub(super) fn deactivate_helpers(&self) {
+        // Not written for each fault: other handlers read it.
+        if self.helpers_active.load(Ordering::Relaxed) {
+            self.helpers_active.store(false, Ordering::Relaxed);
+        }
     }
 
     /// Number of handlers.
