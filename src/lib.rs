@@ -56,7 +56,7 @@ pub mod store;
 #[cfg(not(loom))]
 mod sys;
 
-/// The pages of the book, so that they are where the crate is, and their programs are compiled.
+// The pages of the book, so that they are where the crate is, and their programs are compiled.
 #[cfg(doc)]
 pub mod book {
     #![doc = include_str!("../book/links.md")]

@@ -39,7 +39,7 @@ pub use block::{BlockStore, IoEngine};
 #[cfg(feature = "encrypt")]
 pub use encrypted::EncryptedStore;
 pub use mem::MemStore;
-#[cfg(feature = "network")]
+#[cfg(all(feature = "network", feature = "heap"))]
 pub(crate) use network::{NetworkPlace, NetworkStore};
 pub(crate) use slots::SlotMap;
 pub(crate) use uring_queue::{has_given_up, queue_bytes};

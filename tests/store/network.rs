@@ -89,7 +89,11 @@ fn exercise(ptr: *mut u64, count: usize, round: u64) {
     }
     for at in 0..count {
         // SAFETY: as above.
-        assert_eq!(unsafe { ptr.wrapping_add(at).read() }, number(at), "round {round}, number {at}");
+        assert_eq!(
+            unsafe { ptr.wrapping_add(at).read() },
+            number(at),
+            "round {round}, number {at}"
+        );
     }
 }
 
