@@ -188,8 +188,10 @@ impl Reads {
         }
         let alone = page.0..page.0 + 1;
         let slot = stored.slot().expect("a stored page has a slot");
-        // Two requests where the page itself is lost to another thread from between its neighbours.
-        let wanted = match together && self.has_room_for(2) {
+        // Two requests where the page itself is lost to another thread from between its neighbours. Faults that wait for
+        // room go before neighbours.
+        let together = together && self.has_room_for(2) && self.pager.starved().len() == 0;
+        let wanted = match together {
             true => self.pager.table().stored_together(page, slot),
             false => alone.clone(),
         };
@@ -207,7 +209,7 @@ impl Reads {
                 false => (memory.word(other).load(), Purpose::Prefetch),
             };
             let place = slot.0.wrapping_add(other.0.wrapping_sub(page.0));
-            if word != Word::stored(SlotId(place)) {
+            if other != page && word != Word::stored(SlotId(place)) {
                 self.pager.pool().cancel_fill(frame);
             } else if fill::begin_fill_into(memory, frame, other, word, purpose) {
                 let demand = Some(demand).filter(|_| other == page);

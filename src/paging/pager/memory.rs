@@ -206,7 +206,7 @@ impl RegionMemory {
             Outcome::Failed { .. } => {}
         }
         let mapped = outcome.bytes_of(len);
-        if by_move && mapped == HUGE_PAGE && count > 1 {
+        if mapped == HUGE_PAGE && self.frames().run_of(frame).is_some() {
             self.chunks.set_whole(self.table.chunk_of(first), true);
             self.counters.chunks_read.bump();
         }
