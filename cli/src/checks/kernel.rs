@@ -403,8 +403,8 @@ mod tests {
         found.cgroup = Some(CgroupLimit { bytes, file: "/x/memory.max".into(), used });
         found.fullest = found.cgroup.clone();
         let config = |text: &str| Config::parse(text).expect(text);
-        assert_eq!(memory(&found, Some(&config("limit:960MiB"))).verdict, Verdict::Pass);
-        assert_eq!(memory(&found, Some(&config("limit:961MiB"))).verdict, Verdict::Warn);
+        assert_eq!(memory(&found, Some(&config("limit:959MiB"))).verdict, Verdict::Pass);
+        assert_eq!(memory(&found, Some(&config("limit:960MiB"))).verdict, Verdict::Warn);
         assert!(memory(&found, None).found.contains("/x/memory.max"));
         let outer = CgroupLimit { bytes, file: "/y".into(), used: ByteCount::mib(900) };
         found.fullest = Some(outer);
