@@ -410,7 +410,7 @@ mod tests {
         found.fullest = Some(outer);
         let check = memory(&found, Some(&config("limit:512MiB")));
         assert_eq!(check.verdict, Verdict::Warn);
-        assert!(check.meaning[0].contains("116.2 MiB"), "{:?}", check.meaning);
+        assert!(check.meaning[0].contains("115.2 MiB"), "{:?}", check.meaning);
     }
 
     #[test]
