@@ -9,12 +9,12 @@
 //!   copier: place := block, then looks at `writing` ------ a writer is there: not now
 //!           read, write; lacking -= block; was disturbed: lacking += block; place := none
 //! ```
-//! One of two that meet sees the other, for both show themselves first (all of it is SeqCst). A writer that has left the
+//! One of two that meet sees the other, for both show themselves first, and a fence is between. A writer that has left the
 //! target out notes at its end that the target lacks the block: before the copier's note, which the disturbance takes
 //! back, or after it.
 
 use crate::blocks::{BLOCK, BlockSet};
-use crate::sync::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{AtomicBool, AtomicU64, Ordering, fence};
 
 /// The copy that is being made, as a word; 0: none.
 ///
@@ -60,8 +60,10 @@ impl Copying {
     /// A write begins. Returns the server that must not get it, because it is getting an older copy.
     pub(crate) fn begin_write(&self, offset: u64, len: u64) -> Option<usize> {
         self.writing.insert(offset, len);
+        fence(Ordering::SeqCst); // Pairs with that in `copy`: one of the two sees the other.
         let to = CopyPlace(self.place.load(Ordering::SeqCst)).overlap(offset, len)?;
-        self.is_disturbed.store(true, Ordering::SeqCst);
+        // A swap: what this writer notes at its end comes behind the copier's note, if the copier does not see it.
+        self.is_disturbed.swap(true, Ordering::SeqCst);
         Some(to)
     }
 
@@ -80,6 +82,7 @@ impl Copying {
         copy: impl FnOnce() -> bool,
     ) {
         self.place.store(CopyPlace::new(to, offset, len).0, Ordering::SeqCst);
+        fence(Ordering::SeqCst); // Pairs with that in `begin_write`.
         if !self.writing.has_any(offset, len) && copy() {
             lacking.remove(offset, len);
             if self.is_disturbed.swap(false, Ordering::SeqCst) {

@@ -229,7 +229,8 @@ fn schedule(seed: u64) -> (u64, u64) {
                 break;
             }
             let waited = start.elapsed();
-            assert!(waited < NEVER_LONGER, "seed {seed}: page {page} at {known:?} is lost");
+            let stats = world.client.stats();
+            assert!(waited < NEVER_LONGER, "seed {seed}: page {page}, {known:?}, {stats:?}");
             std::thread::sleep(Duration::from_millis(10));
         }
     }
