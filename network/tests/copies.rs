@@ -126,7 +126,11 @@ fn a_server_that_began_anew_is_filled_and_then_counts() {
         let stats = client.stats()[1];
         stats.lacking == stats.barred
     });
-    assert!(servers[1].control.memory()[PAGE..33 * PAGE].iter().all(|byte| *byte == 3));
+    // But for what was being copied while its connections broke: that may arrive late, and is not sent again.
+    let memory = servers[1].control.memory();
+    let lacks = |page: &usize| memory[page * PAGE..(page + 1) * PAGE].iter().any(|byte| *byte != 3);
+    let missing = ((1..33).filter(lacks).count() * PAGE) as u64;
+    assert!(missing <= client.stats()[1].barred, "{missing} bytes missing, {:?}", client.stats());
 }
 
 #[test]
