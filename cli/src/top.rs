@@ -117,6 +117,7 @@ fn watch(options: &Top) -> Result<(), String> {
     let mut looks = 0;
     while options.count != Some(looks) {
         if looks > 0 {
+            // What the user asked for: a look each interval.
             std::thread::sleep(options.interval);
         }
         let tiers: Vec<TierReport> = files.iter().filter_map(|file| read(file)).collect();
@@ -197,6 +198,7 @@ fn read(file: &Path) -> Option<TierReport> {
     (0..TRIES).find_map(|_| {
         let tier = text().and_then(|text| parse(&text));
         if tier.is_none() {
+            // Nothing tells when the process has written the rest of its file.
             std::thread::sleep(Duration::from_millis(10));
         }
         tier

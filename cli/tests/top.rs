@@ -59,6 +59,7 @@ fn a_process_is_shown_with_what_it_has() {
     while !is_there() {
         tries += 1;
         assert!(tries < 3000, "the numbers never come");
+        // The process writes its numbers once a second, and tells nobody.
         std::thread::sleep(std::time::Duration::from_millis(100));
     }
     drop(numbers);

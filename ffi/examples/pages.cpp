@@ -71,6 +71,7 @@ int work(const std::string &path) {
 
 int main() {
     const char *dir = std::getenv("TMPDIR");
+    // mkstemp(3) puts a name of its own in place of the last six letters.
     std::string path = std::string(dir ? dir : "/tmp") + "/farheap-pages-XXXXXX";
     const int file = mkstemp(path.data());
     if (file < 0) return 1;

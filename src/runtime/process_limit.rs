@@ -6,9 +6,13 @@
 //! the far tier the rest of the limit. Threads that know beforehand what they will touch beside far
 //! memory have room made for it ([`ProcessLimit::make_room`]). Uses `sys` and `region`.
 //!
+//! A limit that nobody has named is what a control group leaves, and counts no memory of files: the kernel takes that
+//! back before it ends a process. Where files that are in use are taken back, the group is left more ([`FullGroup`]).
+//!
 //! # Invariants
 //! 1. The tier has at most `limit - (resident - charged to the tier)`, and at least what it needs to
-//!    work; where that exceeds the limit, a warning on standard error says so.
+//!    work; where that exceeds the limit, a warning on standard error says so. What a group leaves is the limit of the
+//!    resident memory that is not of files.
 
 use crate::base::deadline::Deadline;
 use crate::base::error::Result;

@@ -89,11 +89,8 @@ fn exercise(ptr: *mut u64, count: usize, round: u64) {
     }
     for at in 0..count {
         // SAFETY: as above.
-        assert_eq!(
-            unsafe { ptr.wrapping_add(at).read() },
-            number(at),
-            "round {round}, number {at}"
-        );
+        let found = unsafe { ptr.wrapping_add(at).read() };
+        assert_eq!(found, number(at), "round {round}, number {at}");
     }
 }
 

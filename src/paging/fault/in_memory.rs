@@ -176,12 +176,13 @@ fn take_to_open(
     if before.state() != State::Resident || !before.protected() {
         return false;
     }
-    let (moving, opened) = (before.leaving(), before.with_protected(false).with_guessed(true));
-    let is_taken = table.word(page).try_change(before, moving).is_ok();
-    if is_taken {
-        row.push(OpenedPage { page, before, moving, opened });
-    }
-    is_taken
+    let Ok((moving, opened)) = protocol::open_for_writes(table.word(page), before) else {
+        return false;
+    };
+    // Nobody has touched it yet.
+    let opened = opened.with_guessed(true).with_prefetched(before.prefetched());
+    row.push(OpenedPage { page, before, moving, opened });
+    true
 }
 
 /// `Cooling`: the page has not left yet; brings its frame back, for a fault or ahead of one.
