@@ -125,10 +125,11 @@ impl Memory {
         Some(format!("the limit of {limit} is more than the machine's memory, {total}"))
     }
 
-    /// Says what speaks against a limit.
+    /// Prints what speaks against a limit, unless it is a sixteenth of it: a limit of `auto` was found before the process,
+    /// and others of its group, took what they have by now.
     pub(crate) fn warn_of(limit: ByteCount) {
-        // What the process has taken since is no reason: a limit of `auto` was found before.
-        if let Some(why) = Memory::detect().objection(ByteCount(limit.0 - limit.0 / 64)) {
+        let (memory, part) = (Memory::detect(), ByteCount(limit.0 - limit.0 / 16));
+        if let Some(why) = memory.objection(part).and_then(|_| memory.objection(limit)) {
             let end = "the kernel may end the process before farheap makes room";
             let kind = "a limit is above what there is";
             messages::tell(kind, messages::WARNINGS_MAX, format_args!("{why}: {end}"));
