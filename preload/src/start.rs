@@ -172,7 +172,13 @@ pub(crate) fn is_served() -> bool {
 }
 
 /// The file that the malloc family is from, by its names; `None`: this library.
+///
+/// A program without PIE that takes the address of a function has a jump to it there, and a symbol that is undefined: it
+/// leads here.
 fn malloc_of_others() -> Option<String> {
+    // `dlfcn.h` and `elf.h`.
+    const RTLD_DL_SYMENT: c_int = 1;
+    const SHN_UNDEF: u16 = 0;
     let mut family = [0_usize; 4];
     // SAFETY: reads what the loader has found for the names, from the table of this library.
     unsafe {
@@ -190,13 +196,21 @@ fn malloc_of_others() -> Option<String> {
     }
     let object_of = |address: usize| {
         let mut object = MaybeUninit::<libc::Dl_info>::zeroed();
-        // SAFETY: there is room for the answer, of which zeros are a value.
-        unsafe { libc::dladdr(address as *const c_void, object.as_mut_ptr()) };
+        let mut symbol: *mut libc::Elf64_Sym = std::ptr::null_mut();
+        let symbol_at = (&raw mut symbol).cast();
+        // SAFETY: there is room for both answers, of which zeros are a value.
+        unsafe {
+            libc::dladdr1(address as *const c_void, object.as_mut_ptr(), symbol_at, RTLD_DL_SYMENT);
+        }
+        // SAFETY: an entry of a table that stays as long as the object is loaded, or null.
+        let symbol = unsafe { symbol.as_ref() };
         // SAFETY: as above.
-        unsafe { object.assume_init() }
+        (unsafe { object.assume_init() }, symbol.map(|symbol| symbol.st_shndx))
     };
-    let own = object_of((&raw const PREPARE).addr()).dli_fbase;
-    let other = family.map(object_of).into_iter().find(|object| object.dli_fbase != own)?;
+    let own = object_of((&raw const PREPARE).addr()).0.dli_fbase;
+    let mut found = family.map(object_of).into_iter();
+    let (other, _) =
+        found.find(|(object, place)| object.dli_fbase != own && *place != Some(SHN_UNDEF))?;
     let name = NonNull::new(other.dli_fname.cast_mut());
     // SAFETY: a text of the loader's, which stays as long as the object is loaded.
     let name = name.map(|name| unsafe { CStr::from_ptr(name.as_ptr()) });

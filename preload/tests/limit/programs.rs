@@ -173,6 +173,31 @@ fn a_program_with_a_malloc_of_its_own_keeps_it_and_is_told_so() {
 }
 
 #[test]
+fn a_program_without_pie_that_takes_the_addresses_of_functions_is_limited() {
+    let text = r#"
+        #include <stdio.h>
+        #include <stdlib.h>
+        #include <string.h>
+        int main(void) {
+            static char *blocks[8000];
+            void *(*volatile allocate)(size_t) = malloc;
+            void (*volatile give_back)(void *) = free;
+            long sum = 0;
+            for (int n = 0; n < 8000; n++) memset(blocks[n] = allocate(10000), n % 100, 10000);
+            for (int n = 0; n < 8000; n++) sum += blocks[n][n], give_back(blocks[n]);
+            printf("%ld\n", sum);
+            return 0;
+        }"#;
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = dir.path().join("without_pie");
+    let options = ["-fno-builtin", "-fno-pie", "-no-pie"];
+    if permitted() && compile("gcc", &options, text, &program) {
+        let program = program.to_str().expect("it is named above");
+        assert_stored(&compare(44, program, &[], dir.path()));
+    }
+}
+
+#[test]
 fn allocators_that_are_linked_statically_into_a_program_keep_working() {
     if !permitted() || !installed("gcc") {
         return;
