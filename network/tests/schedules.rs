@@ -23,8 +23,23 @@ const TIMES: NbdTimes =
     NbdTimes { connect: Duration::from_millis(300), stall: Duration::from_millis(60) };
 /// A request takes no longer, on a machine that is busy.
 const NEVER_LONGER: Duration = Duration::from_secs(60);
-/// Schedules of a run; `FARHEAP_NETWORK_SCHEDULES` is another number of them.
+/// Schedules of a run. `FARHEAP_NETWORK_SCHEDULES` is another number of them, `FARHEAP_TEST_SEED` the first one's seed:
+/// `FARHEAP_NETWORK_SCHEDULES=10000 cargo test -p farheap-nbd --test schedules -- --nocapture` takes some minutes.
 const SCHEDULES: u64 = 24;
+
+/// Names of what happens to servers, by number.
+const STRIKES: [&str; 10] = [
+    "killed, and away",
+    "all connections broken",
+    "stopped",
+    "slow at times",
+    "refuses at times",
+    "holds writes at times",
+    "breaks the protocol at times",
+    "carries out what it held",
+    "is remembered",
+    "may begin anew",
+];
 
 /// A page as its user knows it: where it is, and a number that stands for its hash.
 #[derive(Clone, Copy, Debug)]
@@ -47,6 +62,16 @@ struct World {
     /// Pages may be gone.
     may_lose: bool,
     retired: u64,
+    start: Instant,
+    history: Vec<Happened>,
+}
+
+/// What happened to a place, or to a server; printed when a page does not come back.
+#[derive(Debug)]
+struct Happened {
+    after: Duration,
+    place: Option<u64>,
+    what: String,
 }
 
 fn content(number: u64) -> Vec<u8> {
@@ -80,7 +105,36 @@ impl World {
             has_begun_anew: false,
             may_lose: false,
             retired: 0,
+            start: Instant::now(),
+            history: Vec::new(),
         }
+    }
+
+    fn note(&mut self, place: Option<u64>, what: String) {
+        let is_repeated = |last: &Happened| last.place == place && last.what == what;
+        if !self.history.last().is_some_and(is_repeated) {
+            self.history.push(Happened { after: self.start.elapsed(), place, what });
+        }
+    }
+
+    /// All that happened to a page's place and to the servers, and what they hold there.
+    fn history_of(&self, known: Known) -> String {
+        let is_told = |event: &&Happened| event.place.is_none_or(|place| place == known.place);
+        let events = self.history.iter().filter(is_told);
+        let mut text: String =
+            events.map(|event| format!("{:>9.3?} {}\n", event.after, event.what)).collect();
+        for (at, server) in self.servers.iter().enumerate() {
+            let memory = server.control.memory();
+            let bytes = &memory[known.place as usize..][..PAGE];
+            let number = (self.numbers >> 20 << 20..self.numbers).find(|n| bytes == content(*n));
+            let held = match number {
+                Some(number) => format!("number {number:#x}"),
+                None if bytes.iter().all(|byte| *byte == 0) => "zeros".to_owned(),
+                None => "other bytes".to_owned(),
+            };
+            text += &format!("server {at} holds {held} there; {:?}\n", self.client.stats()[at]);
+        }
+        text
     }
 
     /// Runs requests of one kind together; returns their ends by token.
@@ -115,6 +169,10 @@ impl World {
             (first..first + of.len() as u64).map(|number| Page(content(number))).collect();
         for (token, ending) in self.run(false, &places, &mut pages) {
             let (page, place) = (of[token as usize], places[token as usize]);
+            self.note(
+                Some(place),
+                format!("page {page} is written, {:#x}: {ending:?}", first + token),
+            );
             match ending {
                 Ending::Done => {
                     let known = Known { place, number: first + token };
@@ -138,7 +196,11 @@ impl World {
         (0..attempts).any(|_| {
             let mut found = [Page(vec![0; PAGE])];
             let ends = self.run(true, &[known.place], &mut found);
-            ends[&0] == Ending::Done && found[0].0 == content(known.number)
+            let is_right = found[0].0 == content(known.number);
+            if ends[&0] != Ending::Done || !is_right {
+                self.note(Some(known.place), format!("it is read, {is_right}: {:?}", ends[&0]));
+            }
+            ends[&0] == Ending::Done && is_right
         })
     }
 
@@ -152,10 +214,12 @@ impl World {
     /// Something happens to a server.
     fn strike(&mut self) {
         let at = self.dice.below(self.servers.len() as u64) as usize;
-        let control = &self.servers[at].control;
         let rate = 4 + self.dice.below(12);
         let mut dice = Dice(self.dice.roll());
-        match self.dice.below(10) {
+        let how = self.dice.below(10) as usize;
+        self.note(None, format!("server {at}: {}", STRIKES[how]));
+        let control = &self.servers[at].control;
+        match how {
             0 => control.kill(true),
             1 => control.kill(false),
             2 => control.pause(true),
@@ -189,6 +253,7 @@ impl World {
             return;
         }
         (self.has_begun_anew, self.may_lose) = (true, !others_have_all);
+        self.note(None, format!("server {at} has begun anew, {stats:?}"));
         let control = &self.servers[at].control;
         control.kill(true);
         control.forget_held();
@@ -197,6 +262,7 @@ impl World {
     }
 
     fn heal(&mut self) {
+        self.note(None, "all is well again".to_owned());
         for server in &self.servers {
             server.control.carry_out_held();
             server.control.behave();
@@ -229,9 +295,12 @@ fn schedule(seed: u64) -> (u64, u64) {
                 break;
             }
             let waited = start.elapsed();
-            let stats = world.client.stats();
-            assert!(waited < NEVER_LONGER, "seed {seed}: page {page}, {known:?}, {stats:?}");
-            std::thread::sleep(Duration::from_millis(10));
+            assert!(
+                waited < NEVER_LONGER,
+                "seed {seed}: page {page}, {known:?} does not come back:\n{}",
+                world.history_of(known)
+            );
+            std::thread::sleep(Duration::from_millis(100));
         }
     }
     (lost, world.retired)
@@ -242,9 +311,10 @@ fn every_page_comes_back_or_is_seen_to_be_lost() {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let clock = now.expect("the clock is past 1970").as_nanos() as u64 >> 10;
+    let count = number("FARHEAP_NETWORK_SCHEDULES");
     let (seeds, count) = match number("FARHEAP_TEST_SEED") {
-        Some(seed) => (seed, 1),
-        None => (clock % 1_000_000_007, number("FARHEAP_NETWORK_SCHEDULES").unwrap_or(SCHEDULES)),
+        Some(seed) => (seed, count.unwrap_or(1)),
+        None => (clock % 1_000_000_007, count.unwrap_or(SCHEDULES)),
     };
     let (mut lost, mut retired) = (0, 0);
     for seed in seeds..seeds + count {

@@ -59,6 +59,8 @@ pub(crate) enum Plan {
     Hold,
     /// It is done now, and done again by [`Control::carry_out_held`].
     Twice,
+    /// As it should be, once [`Control::let_go`] was called.
+    Await,
     /// An answer for another request.
     WrongCookie,
     /// A data chunk of another length.
@@ -93,6 +95,7 @@ pub(crate) struct Control {
     connections: Mutex<HashMap<u64, TcpStream>>,
     is_paused: AtomicBool,
     is_refusing: AtomicBool,
+    is_let_go: AtomicBool,
     is_ended: AtomicBool,
     requests: AtomicU64,
 }
@@ -143,6 +146,11 @@ impl Control {
         self.is_refusing.store(false, Ordering::SeqCst);
     }
 
+    /// Goes on with the requests that wait for it.
+    pub(crate) fn let_go(&self) {
+        self.is_let_go.store(true, Ordering::SeqCst);
+    }
+
     pub(crate) fn memory(&self) -> Vec<u8> {
         lock(&self.memory).clone()
     }
@@ -183,6 +191,7 @@ impl TestServer {
             connections: Mutex::default(),
             is_paused: AtomicBool::new(false),
             is_refusing: AtomicBool::new(false),
+            is_let_go: AtomicBool::new(false),
             is_ended: AtomicBool::new(false),
             requests: AtomicU64::new(0),
         });
@@ -194,12 +203,15 @@ impl TestServer {
                     return;
                 }
                 let Ok(stream) = stream else { continue };
-                if control.is_refusing.load(Ordering::SeqCst) {
-                    continue;
+                {
+                    // Known before it is served, or it would outlive the server that is killed meanwhile.
+                    let mut connections = lock(&control.connections);
+                    if control.is_refusing.load(Ordering::SeqCst) {
+                        continue;
+                    }
+                    connections.insert(number, stream.try_clone().expect("a copy"));
                 }
                 std::thread::spawn(move || {
-                    let copy = stream.try_clone().expect("a copy");
-                    lock(&control.connections).insert(number, copy);
                     let _ = serve(&control, stream);
                     if let Some(stream) = lock(&control.connections).remove(&number) {
                         let _ = stream.shutdown(Shutdown::Both);
@@ -286,6 +298,13 @@ fn serve_one(control: &Control, stream: &mut TcpStream) -> io::Result<bool> {
     let plan = (lock(&control.planner))(&asked);
     let range = asked.offset as usize..asked.offset as usize + asked.len as usize;
     match plan {
+        Plan::Await => {
+            while !control.is_let_go.load(Ordering::SeqCst)
+                && !control.is_ended.load(Ordering::SeqCst)
+            {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
         Plan::Slowly(ms) => std::thread::sleep(Duration::from_millis(ms)),
         Plan::Refuse(errno) => {
             stream.write_all(&simple(errno, asked.cookie))?;
