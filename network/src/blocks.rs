@@ -51,6 +51,11 @@ impl BlockSet {
         self.parts(offset, len).any(|(word, mask)| word.load(Ordering::SeqCst) & mask != 0)
     }
 
+    /// True if all blocks of the range are members.
+    pub(crate) fn has_all(&self, offset: u64, len: u64) -> bool {
+        self.parts(offset, len).all(|(word, mask)| word.load(Ordering::SeqCst) & mask == mask)
+    }
+
     /// Number of members.
     pub(crate) fn count(&self) -> u64 {
         self.words.iter().map(|word| u64::from(word.load(Ordering::SeqCst).count_ones())).sum()
@@ -95,6 +100,7 @@ mod tests {
                 let count = count.min(BLOCKS - first);
                 let (offset, len) = (first * BLOCK, count * BLOCK);
                 prop_assert_eq!(set.has_any(offset, len), model.range(first..first + count).next().is_some());
+                prop_assert_eq!(set.has_all(offset, len), model.range(first..first + count).count() as u64 == count);
                 let run = set.next_run(offset, len);
                 prop_assert_eq!(run.map(|run| run.0 / BLOCK), model.range(first..).next().copied());
                 if let Some((start, len)) = run {

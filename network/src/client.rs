@@ -175,12 +175,8 @@ impl Client {
     pub unsafe fn read_now(&self, offset: u64, into: *mut u8, len: usize) -> Result<(), i32> {
         self.shared.check_range(offset, len as u64);
         let mut errno = libc::ENOTCONN;
-        for (at, server) in self.shared.servers().iter().enumerate() {
-            if self.shared.servers().len() > 1 && server.lacking.has_any(offset, len as u64) {
-                continue;
-            }
-            let slice = IoSlice::new(into, len);
-            match self.shared.exchange(at, NbdCommand::Read, offset, slice, len as u32) {
+        for at in 0..self.shared.servers().len() {
+            match self.shared.read_now(at, offset, IoSlice::new(into, len)) {
                 FlightEnd::Done => return Ok(()),
                 FlightEnd::Refused(refused) => errno = refused,
                 FlightEnd::Lost => errno = libc::ECONNRESET,

@@ -6,8 +6,10 @@
 //!
 //! ```text
 //!   writer: writing += block, then looks at `place` ------ a copy is there: the target is left out, the copy disturbed
+//!           and then at what is barred -------------------- a copy was there and may come late: no write
 //!   copier: place := block, then looks at `writing` ------ a writer is there: not now
 //!           read, write; lacking -= block; was disturbed: lacking += block; place := none
+//!                 '--the connection breaks: barred += block; place := none
 //! ```
 //! One of two that meet sees the other, for both show themselves first, and a fence is between. A writer that has left the
 //! target out notes at its end that the target lacks the block: before the copier's note, which the disturbance takes
@@ -39,6 +41,10 @@ impl CopyPlace {
     }
 }
 
+/// A write may reach the place late, so that there must be no other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Barred;
+
 /// See [module](self).
 #[derive(Debug)]
 pub(crate) struct Copying {
@@ -57,14 +63,27 @@ impl Copying {
         }
     }
 
-    /// A write begins. Returns the server that must not get it, because it is getting an older copy.
-    pub(crate) fn begin_write(&self, offset: u64, len: u64) -> Option<usize> {
+    /// A write begins, unless its place is barred. Returns the server that must not get it, because it is getting an
+    /// older copy.
+    pub(crate) fn begin_write(
+        &self,
+        offset: u64,
+        len: u64,
+        is_barred: impl FnOnce() -> bool,
+    ) -> Result<Option<usize>, Barred> {
         self.writing.insert(offset, len);
         fence(Ordering::SeqCst); // Pairs with that in `copy`: one of the two sees the other.
-        let to = CopyPlace(self.place.load(Ordering::SeqCst)).overlap(offset, len)?;
-        // A swap: what this writer notes at its end comes behind the copier's note, if the copier does not see it.
-        self.is_disturbed.swap(true, Ordering::SeqCst);
-        Some(to)
+        let to = CopyPlace(self.place.load(Ordering::SeqCst)).overlap(offset, len);
+        // Behind the look at the place: a copy that is lost has barred its place before it is over.
+        if is_barred() {
+            self.end_write(offset, len);
+            return Err(Barred);
+        }
+        if to.is_some() {
+            // A swap: what this writer notes at its end comes behind the copier's note, if the copier does not see it.
+            self.is_disturbed.swap(true, Ordering::SeqCst);
+        }
+        Ok(to)
     }
 
     /// A write is over, and what servers lack by it is noted.
@@ -83,7 +102,9 @@ impl Copying {
     ) {
         self.place.store(CopyPlace::new(to, offset, len).0, Ordering::SeqCst);
         fence(Ordering::SeqCst); // Pairs with that in `begin_write`.
-        if !self.writing.has_any(offset, len) && copy() {
+        // From here on no writer gives the target a block of the range; what one has given it before stays.
+        let is_due = !self.writing.has_any(offset, len) && lacking.has_all(offset, len);
+        if is_due && copy() {
             lacking.remove(offset, len);
             if self.is_disturbed.swap(false, Ordering::SeqCst) {
                 lacking.insert(offset, len);
@@ -102,8 +123,8 @@ mod tests {
         let (copying, lacking) = (Copying::new(1 << 20), BlockSet::new(1 << 20));
         lacking.insert(0, 8192);
         copying.copy(1, 0, 4096, &lacking, || {
-            assert_eq!(copying.begin_write(4096, 4096), None, "beside it");
-            assert_eq!(copying.begin_write(0, 8192), Some(1));
+            assert_eq!(copying.begin_write(4096, 4096, || false), Ok(None), "beside it");
+            assert_eq!(copying.begin_write(0, 8192, || false), Ok(Some(1)));
             true
         });
         assert!(lacking.has_any(0, 4096) && lacking.has_any(4096, 4096));
@@ -111,6 +132,26 @@ mod tests {
         copying.end_write(0, 8192);
         copying.copy(1, 0, 4096, &lacking, || true);
         assert!(!lacking.has_any(0, 4096) && lacking.has_any(4096, 4096));
+    }
+
+    #[test]
+    fn what_a_writer_gave_the_target_meanwhile_is_not_copied_over() {
+        let (copying, lacking) = (Copying::new(1 << 20), BlockSet::new(1 << 20));
+        lacking.insert(0, 4096);
+        copying.copy(1, 0, 8192, &lacking, || panic!("the target has the second block"));
+    }
+
+    #[test]
+    fn no_copy_begins_between_the_look_at_what_is_barred_and_the_write() {
+        let (copying, lacking) = (Copying::new(1 << 20), BlockSet::new(1 << 20));
+        lacking.insert(0, 4096);
+        let began = copying.begin_write(0, 4096, || {
+            copying.copy(1, 0, 4096, &lacking, || panic!("it is being written"));
+            true
+        });
+        assert_eq!(began, Err(Barred));
+        copying.copy(1, 0, 4096, &lacking, || false);
+        assert!(!copying.writing.has_any(0, 4096), "the write has ended");
     }
 }
 
@@ -125,40 +166,78 @@ mod models {
     struct World {
         copying: Copying,
         lacking: BlockSet,
+        barred: BlockSet,
         content: [AtomicU64; 2],
+    }
+
+    impl World {
+        fn new() -> Arc<World> {
+            let world = World {
+                copying: Copying::new(BLOCK),
+                lacking: BlockSet::new(BLOCK),
+                barred: BlockSet::new(BLOCK),
+                content: [AtomicU64::new(1), AtomicU64::new(0)],
+            };
+            world.lacking.insert(0, BLOCK);
+            Arc::new(world)
+        }
+
+        /// Writes version 2.
+        fn write(&self) {
+            let World { copying, lacking, barred, content } = self;
+            let Ok(left_out) = copying.begin_write(0, BLOCK, || barred.has_any(0, BLOCK)) else {
+                return;
+            };
+            content[0].store(2, SeqCst);
+            if left_out.is_none() {
+                content[1].store(2, SeqCst);
+                lacking.remove(0, BLOCK);
+            } else {
+                lacking.insert(0, BLOCK);
+            }
+            copying.end_write(0, BLOCK);
+        }
+
+        fn check(&self) {
+            if !self.lacking.has_any(0, BLOCK) {
+                assert_eq!(self.content[1].load(SeqCst), 2);
+            }
+        }
+    }
+
+    #[test]
+    fn loom_a_copy_that_comes_late_finds_no_write_that_counts() {
+        loom::model(|| {
+            let world = World::new();
+            let other = Arc::clone(&world);
+            let writer = thread::spawn(move || other.write());
+            let mut copied = None;
+            world.copying.copy(1, 0, BLOCK, &world.lacking, || {
+                copied = Some(world.content[0].load(SeqCst));
+                world.barred.insert(0, BLOCK); // The connection broke.
+                false
+            });
+            if let Some(copied) = copied {
+                world.content[1].store(copied, SeqCst);
+            }
+            writer.join().expect("the writer");
+            world.check();
+        });
     }
 
     #[test]
     fn loom_a_server_that_counts_has_the_last_write() {
         loom::model(|| {
-            let world = Arc::new(World {
-                copying: Copying::new(BLOCK),
-                lacking: BlockSet::new(BLOCK),
-                content: [AtomicU64::new(1), AtomicU64::new(0)],
-            });
-            world.lacking.insert(0, BLOCK);
+            let world = World::new();
             let other = Arc::clone(&world);
-            let writer = thread::spawn(move || {
-                let World { copying, lacking, content } = &*other;
-                let left_out = copying.begin_write(0, BLOCK);
-                content[0].store(2, SeqCst);
-                if left_out.is_none() {
-                    content[1].store(2, SeqCst);
-                    lacking.remove(0, BLOCK);
-                } else {
-                    lacking.insert(0, BLOCK);
-                }
-                copying.end_write(0, BLOCK);
-            });
-            let World { copying, lacking, content } = &*world;
+            let writer = thread::spawn(move || other.write());
+            let World { copying, lacking, content, .. } = &*world;
             copying.copy(1, 0, BLOCK, lacking, || {
                 content[1].store(content[0].load(SeqCst), SeqCst);
                 true
             });
             writer.join().expect("the writer");
-            if !lacking.has_any(0, BLOCK) {
-                assert_eq!(content[1].load(SeqCst), 2);
-            }
+            world.check();
         });
     }
 }

@@ -109,6 +109,8 @@ struct NbdRequest {
     at: Servers,
     /// Servers that have answered that they did it.
     done: Servers,
+    /// The lives in which they did.
+    lives: [u32; SERVERS_MAX],
     /// Servers that have had it, of a read.
     tried: Servers,
     /// Servers that may write it later.
@@ -128,6 +130,7 @@ impl NbdRequest {
             started: Instant::now(),
             at: 0,
             done: 0,
+            lives: [0; SERVERS_MAX],
             tried: 0,
             late: 0,
             errno: libc::ENOTCONN,
@@ -315,7 +318,6 @@ impl NbdQueue {
     fn start_read(&mut self, index: usize) -> bool {
         let pending = self.requests.pending[index];
         let (offset, len) = pending.range();
-        let is_one = self.lines.len() == 1;
         let recent = &mut self.recent[(offset >> 12) as usize % RECENT];
         if recent.offset != offset {
             *recent = RecentRead { offset, by: 0 };
@@ -323,9 +325,10 @@ impl NbdQueue {
         let mut best: Option<(bool, u64, usize)> = None;
         for (at, line) in self.lines.iter_mut().enumerate() {
             let bit = 1 << at;
+            // In this order: a connection to one that began anew is there after it was noted what that lacks.
             let is_able = pending.tried & bit == 0
-                && (is_one || !line.server.lacking.has_any(offset, len))
-                && line.is_ready();
+                && line.is_ready()
+                && !line.server.lacking.has_any(offset, len);
             // What is read again may have been damaged there: the nearest of the others.
             let key = (recent.by & bit != 0, line.server.read_ns(), at);
             if is_able && best.is_none_or(|best| key < best) {
@@ -345,10 +348,9 @@ impl NbdQueue {
     fn start_write(&mut self, index: usize) {
         let (offset, len) = self.requests.pending[index].range();
         self.recent[(offset >> 12) as usize % RECENT].by = 0;
-        if self.lines.iter().any(|line| line.server.barred.has_any(offset, len)) {
+        let Ok(is_copied) = self.shared.begin_write(offset, len) else {
             return self.requests.end(index, Ending::Late);
-        }
-        let is_copied = self.shared.begin_write(offset, len);
+        };
         for (at, line) in self.lines.iter_mut().enumerate() {
             if is_copied != Some(at) && line.is_ready() {
                 self.requests.pending[index].at |= 1 << at;
@@ -387,7 +389,8 @@ impl NbdQueue {
         self.look_at_news();
     }
 
-    /// Gives connections up that are silent for too long, or of servers that are not used any more.
+    /// Gives connections up that are silent for too long, of servers that are not used any more, or of lives that are
+    /// over.
     fn check(&mut self) {
         let now = Instant::now();
         if self.requests.count == 0 || now - self.checked < self.shared.look_every() {
@@ -395,10 +398,9 @@ impl NbdQueue {
         }
         self.checked = now;
         for at in 0..self.lines.len() {
-            let line = &self.lines[at];
-            if line.link.is_stalled(now, self.shared.stall())
-                || line.link.is_open() && line.server.is_taken()
-            {
+            let QueueLine { link, server, life, .. } = &self.lines[at];
+            let is_useless = server.is_taken() || !server.is_life(*life);
+            if link.is_stalled(now, self.shared.stall()) || link.is_open() && is_useless {
                 self.break_off(at);
             }
         }
@@ -457,7 +459,10 @@ impl NbdQueue {
                 end => end,
             };
             match end {
-                FlightEnd::Done => pending.done |= bit,
+                FlightEnd::Done => {
+                    pending.done |= bit;
+                    pending.lives[at] = line.life;
+                }
                 FlightEnd::Unsent => {}
                 FlightEnd::Lost => pending.errno = libc::ECONNRESET,
                 FlightEnd::Refused(errno) => {
@@ -514,16 +519,20 @@ impl NbdQueue {
 
     /// No server has the write any more.
     fn settle_write(&mut self, index: usize) {
-        let pending = self.requests.pending[index];
+        let mut pending = self.requests.pending[index];
         let (offset, len) = pending.range();
-        if self.lines.len() > 1 && pending.done != 0 {
-            // Invariant 2: before the end is reported.
+        if self.lines.len() > 1 {
+            // One that began anew while others were not through has lost it.
             for (at, line) in self.lines.iter().enumerate() {
-                let lacking = &line.server.lacking;
-                match pending.done & 1 << at {
-                    0 => lacking.insert(offset, len),
-                    _ => lacking.remove(offset, len),
+                let is_done = pending.done & 1 << at != 0;
+                if is_done && !line.server.note_written(pending.lives[at], offset, len) {
+                    pending.done &= !(1 << at);
                 }
+            }
+            // Invariant 2: before the end is reported.
+            let lines = self.lines.iter().enumerate().filter(|_| pending.done != 0);
+            for (_, line) in lines.filter(|(at, _)| pending.done & 1 << at == 0) {
+                line.server.lacking.insert(offset, len);
             }
         }
         self.shared.end_write(offset, len);

@@ -72,6 +72,9 @@ pub struct ServerStats {
 /// Called with news of a server, for people.
 pub type Tell = Box<dyn Fn(fmt::Arguments<'_>) + Send + Sync>;
 
+/// What the first block is to hold.
+type Mark = Option<Box<[u8]>>;
+
 /// Content of a server's first block.
 enum Found {
     /// This process's mark, or it has not marked it yet.
@@ -102,7 +105,7 @@ struct ServerCounts {
 /// The content of the server's first block, and the thread that looks after it.
 #[derive(Debug, Default)]
 struct Tending {
-    mark: Mutex<Option<Box<[u8]>>>,
+    mark: Mutex<Mark>,
     thread: Mutex<Option<Thread>>,
     is_closed: AtomicBool,
 }
@@ -179,6 +182,17 @@ impl NbdServer {
     /// True if connections are of the server's present life.
     pub(crate) fn is_life(&self, life: u32) -> bool {
         self.life.load(Ordering::SeqCst) == u64::from(life)
+    }
+
+    /// Notes that it has written what it may have lacked, in one of its lives; returns whether it still is in that one.
+    pub(crate) fn note_written(&self, life: u32, offset: u64, len: u64) -> bool {
+        self.lacking.remove(offset, len);
+        // Afterwards: what begins anew counts the life first, and then lacks all.
+        let is_same = self.is_life(life);
+        if !is_same {
+            self.lacking.insert(offset, len);
+        }
+        is_same
     }
 
     /// Adds a place for a connection, which is made at once.
@@ -280,40 +294,26 @@ impl NbdServer {
         }
         let mut link = Link::new(1);
         link.attach(fd, export.is_chunked());
-        let is_ours = match self.look(&mut link, deadline)? {
-            Found::Ours => true,
-            Found::Zeros => self.has_others && self.begin_anew(&mut link, deadline)?,
-            Found::Other => false,
-        };
-        if !is_ours {
-            return Ok(None);
+        // One at a time: of two that find zeros the second would note as lacking what was written by the first.
+        let mark = self.tending.mark.lock().unwrap_or_else(PoisonError::into_inner);
+        match look(&mark, &mut link, deadline)? {
+            Found::Ours => {}
+            Found::Zeros if self.has_others => self.begin_anew(&mark, &mut link, deadline)?,
+            Found::Zeros | Found::Other => return Ok(None),
         }
         let life = self.life();
+        drop(mark);
         let fd = link.detach().ok_or(io::ErrorKind::InvalidData)?;
         Ok(Some(Seated { fd, is_chunked: export.is_chunked(), life }))
     }
 
-    fn look(&self, link: &mut Link, deadline: Instant) -> io::Result<Found> {
-        let mark = self.tending.mark.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(mark) = &*mark else { return Ok(Found::Ours) };
-        let mut found = vec![0; MARK_LEN];
-        run_to_end(link, NbdCommand::Read, 0, &mut found, deadline)?;
-        Ok(match () {
-            () if found == **mark => Found::Ours,
-            () if found.iter().all(|byte| *byte == 0) => Found::Zeros,
-            () => Found::Other,
-        })
-    }
-
     /// The server has begun anew, without what it held: it lacks everything from now on, and is marked again.
-    fn begin_anew(&self, link: &mut Link, deadline: Instant) -> io::Result<bool> {
+    fn begin_anew(&self, mark: &Mark, link: &mut Link, deadline: Instant) -> io::Result<()> {
         // First: what connections of its last life still report changes `lacking` no more.
         self.life.fetch_add(1, Ordering::SeqCst);
         self.lacking.insert(0, self.export.size() / BLOCK * BLOCK);
-        let mark = self.tending.mark.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(mut bytes) = mark.clone() else { return Ok(true) };
-        run_to_end(link, NbdCommand::Write, 0, &mut bytes, deadline)?;
-        Ok(true)
+        let Some(mut bytes) = mark.clone() else { return Ok(()) };
+        run_to_end(link, NbdCommand::Write, 0, &mut bytes, deadline)
     }
 
     fn state(&self, to: ServerState) -> bool {
@@ -385,8 +385,8 @@ impl NbdServer {
             control.attach(seated.fd, seated.is_chunked);
             return Some(true);
         }
-        let found = self.look(control, Instant::now() + wait);
-        match found {
+        let mark = self.tending.mark.lock().unwrap_or_else(PoisonError::into_inner);
+        match look(&mark, control, Instant::now() + wait) {
             Ok(Found::Ours) => return Some(true),
             Ok(Found::Other) => return Some(false),
             // Where it began anew, a new connection finds out.
@@ -413,6 +413,18 @@ impl ServerAddress {
     pub fn probe(&self, wait: Duration) -> Result<Export, NetworkError> {
         Ok(enter(self, wait)?.1)
     }
+}
+
+/// Looks at the first block.
+fn look(mark: &Mark, link: &mut Link, deadline: Instant) -> io::Result<Found> {
+    let Some(mark) = mark else { return Ok(Found::Ours) };
+    let mut found = vec![0; MARK_LEN];
+    run_to_end(link, NbdCommand::Read, 0, &mut found, deadline)?;
+    Ok(match () {
+        () if found == **mark => Found::Ours,
+        () if found.iter().all(|byte| *byte == 0) => Found::Zeros,
+        () => Found::Other,
+    })
 }
 
 /// Looks an address up, and leaves again.

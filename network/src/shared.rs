@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "shares connections between threads, by turns")]
 
 use crate::blocks::BLOCK;
-use crate::copying::Copying;
+use crate::copying::{Barred, Copying};
 use crate::link::{BufferTable, FlightEnd, Link};
 use crate::seat::Seat;
 use crate::server::{NbdServer, ServerEvent, run_with};
@@ -134,8 +134,13 @@ impl ServerSet {
     }
 
     /// See [`Copying::begin_write`].
-    pub(crate) fn begin_write(&self, offset: u64, len: u64) -> Option<usize> {
-        if self.servers.len() == 1 { None } else { self.copying.begin_write(offset, len) }
+    pub(crate) fn begin_write(&self, offset: u64, len: u64) -> Result<Option<usize>, Barred> {
+        let is_barred = || self.servers.iter().any(|server| server.barred.has_any(offset, len));
+        match self.servers.len() {
+            1 if is_barred() => Err(Barred),
+            1 => Ok(None),
+            _ => self.copying.begin_write(offset, len, is_barred),
+        }
     }
 
     pub(crate) fn end_write(&self, offset: u64, len: u64) {
@@ -184,6 +189,7 @@ impl ServerSet {
                     Some(match run.unwrap_or(FlightEnd::Lost) {
                         // By a server that has lost what it had.
                         FlightEnd::Done if !server.is_life(line.life) => {
+                            line.link.take_leave();
                             FlightEnd::Refused(libc::EIO)
                         }
                         end => end,
@@ -197,6 +203,20 @@ impl ServerSet {
                 return FlightEnd::Unsent;
             }
             std::thread::sleep(SPARE_PAUSE);
+        }
+    }
+
+    /// Reads from a server, unless it lacks the bytes. Neither locks nor allocates.
+    pub(crate) fn read_now(&self, at: usize, offset: u64, into: IoSlice) -> FlightEnd {
+        let len = into.len() as u32;
+        let lacks = || self.servers[at].lacking.has_any(offset, len.into());
+        if lacks() {
+            return FlightEnd::Unsent;
+        }
+        match self.exchange(at, NbdCommand::Read, offset, into, len) {
+            // It has begun anew, and may have sent zeros.
+            FlightEnd::Done if lacks() => FlightEnd::Refused(libc::EIO),
+            end => end,
         }
     }
 
@@ -217,13 +237,8 @@ impl ServerSet {
         let slice = IoSlice::new(buffer.as_mut_ptr(), buffer.len()).part(0, len as usize);
         let life = target.life();
         self.copying.copy(to, offset, len, &target.lacking, || {
-            let sources = self.servers.iter().enumerate().filter(|(at, source)| {
-                *at != to && !source.lacking.has_any(offset, len) && !source.is_taken()
-            });
-            for (source, _) in sources {
-                if self.exchange(source, NbdCommand::Read, offset, slice, len as u32)
-                    != FlightEnd::Done
-                {
+            for source in (0..self.servers.len()).filter(|at| *at != to) {
+                if self.read_now(source, offset, slice) != FlightEnd::Done {
                     continue;
                 }
                 match self.exchange(to, NbdCommand::Write, offset, slice, len as u32) {

@@ -3,9 +3,12 @@
 mod common;
 
 use common::{
-    Announced, PATIENCE, PATIENT, Page, Plan, QUICK, READ, TestServer, client, run, until_done,
+    Announced, Asked, PATIENCE, PATIENT, Page, Plan, QUICK, READ, TestServer, WRITE, client, run,
+    until_done,
 };
 use farheap_nbd::{Client, Ending, NbdQueue, NbdTimes, ServerState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const PAGE: usize = 4096;
@@ -131,6 +134,84 @@ fn a_server_that_began_anew_is_filled_and_then_counts() {
     let lacks = |page: &usize| memory[page * PAGE..(page + 1) * PAGE].iter().any(|byte| *byte != 3);
     let missing = ((1..33).filter(lacks).count() * PAGE) as u64;
     assert!(missing <= client.stats()[1].barred, "{missing} bytes missing, {:?}", client.stats());
+}
+
+#[test]
+fn a_server_that_began_anew_beside_a_write_is_not_taken_to_have_it() {
+    const FAR: usize = 8 << 20; // No copy of the first pages has it.
+    let servers = two();
+    let client = client_of(&servers, PATIENT);
+    let mut queue = client.open_queue(4).expect("a queue");
+    write_all(&mut queue, 4, 1);
+    let is_it = |asked: &Asked| asked.command == WRITE && asked.offset == FAR as u64;
+    servers[1].control.plan(move |asked| if is_it(asked) { Plan::Await } else { Plan::Answer });
+    let before = client.stats()[0].writes;
+    let mut page = Page::of(2, PAGE);
+    common::push(&mut queue, 7, false, FAR as u64, &mut page);
+    let mut end = None;
+    let wait = |queue: &mut NbdQueue, end: &mut Option<Ending>| {
+        let mut done = |ended: farheap_nbd::NbdEnd| *end = Some(ended.ending);
+        queue.wait(Duration::from_millis(5), &[], &mut done).expect("a wait");
+    };
+    until("the first server has answered", || {
+        wait(&mut queue, &mut end);
+        client.stats()[0].writes > before
+    });
+    servers[0].control.kill(true);
+    servers[0].control.set_memory(vec![0; 16 << 20]);
+    servers[0].control.revive();
+    until("it is found out", || client.stats()[0].copied > 0);
+    assert_eq!(end, None);
+    servers[1].control.let_go();
+    until("the write ends", || {
+        wait(&mut queue, &mut end);
+        end.is_some()
+    });
+    assert_eq!(end, Some(Ending::Done));
+    until("the first server has got it", || {
+        servers[0].control.memory()[FAR..FAR + PAGE].iter().all(|byte| *byte == 2)
+    });
+}
+
+#[test]
+fn a_connection_that_outlives_what_its_server_held_is_made_anew() {
+    let servers = two();
+    let client = client_of(&servers, PATIENT);
+    let mut queue = client.open_queue(4).expect("a queue");
+    write_all(&mut queue, 4, 3);
+    servers[0].control.set_memory(vec![0; 16 << 20]);
+    until("it is found out, and filled", || {
+        let stats = client.stats()[0];
+        stats.copied > 0 && stats.lacking == 0
+    });
+    servers[1].control.kill(true);
+    let mut found = Page::of(0, PAGE);
+    until_done(&mut queue, true, PAGE as u64, &mut found);
+    assert!(found.0.iter().all(|byte| *byte == 3));
+}
+
+#[test]
+fn of_many_that_find_a_server_anew_one_marks_it() {
+    let servers = two();
+    let client = client_of(&servers, PATIENT);
+    servers[0].control.kill(true);
+    servers[0].control.set_memory(vec![0; 16 << 20]);
+    let marks = Arc::new(AtomicU64::new(0));
+    let of_server = Arc::clone(&marks);
+    servers[0].control.plan(move |asked| {
+        if asked.command == WRITE && asked.offset == 0 && asked.len as usize == PAGE {
+            of_server.fetch_add(1, Ordering::SeqCst);
+        }
+        // So that all have looked before one has marked it, if they are let.
+        if asked.command == READ { Plan::Slowly(200) } else { Plan::Answer }
+    });
+    servers[0].control.revive();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| client.open_queue(1).expect("a queue"));
+        }
+    });
+    assert_eq!(marks.load(Ordering::SeqCst), 1);
 }
 
 #[test]
