@@ -24,6 +24,8 @@ mod blocks;
 mod client;
 mod copying;
 mod handshake;
+#[cfg(all(test, not(loom)))]
+mod hostile;
 mod link;
 mod queue;
 mod seat;

@@ -72,7 +72,7 @@ pub struct ServerStats {
 /// Called with news of a server, for people.
 pub type Tell = Box<dyn Fn(fmt::Arguments<'_>) + Send + Sync>;
 
-/// What the first block is to hold.
+/// Content that the first block is to have.
 type Mark = Option<Box<[u8]>>;
 
 /// Content of a server's first block.

@@ -19,8 +19,8 @@ pub const REPLY_LEN_MAX: usize = 32;
 const EXPLANATION_MAX: u32 = 64 << 10;
 
 const REQUEST_MAGIC: u32 = 0x2560_9513;
-const SIMPLE_MAGIC: u32 = 0x6744_6698;
-const CHUNK_MAGIC: u32 = 0x668e_33ef;
+pub(crate) const SIMPLE_MAGIC: u32 = 0x6744_6698;
+pub(crate) const CHUNK_MAGIC: u32 = 0x668e_33ef;
 
 /// Of a chunk: it is the reply's last.
 const CHUNK_DONE: u16 = 1;
