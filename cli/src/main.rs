@@ -2,12 +2,14 @@
 //!
 //! `doctor` asks what this machine allows ([`probe`], [`place`]) and says what it means. The checks
 //! are in [`checks`], their output in [`report`]. `run` runs a program under a limit ([`run`]), after a
-//! look at what kind of file it is ([`program`]) and where the preload library lies ([`library`]). `top` shows what a running process does ([`top`]).
+//! look at what kind of file it is ([`program`]) and where the preload library lies ([`library`]). `top` shows what a
+//! running process does ([`top`]). `completions` and `man` are made from the arguments themselves ([`generate`]).
 
 mod checks;
 // The library's own, from the sources that are part of this package.
 #[path = "../library/elf.rs"]
 mod elf;
+mod generate;
 mod library;
 mod place;
 mod probe;
@@ -16,7 +18,7 @@ mod report;
 mod run;
 mod top;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand, ValueHint};
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -37,6 +39,8 @@ enum Command {
     Doctor(Doctor),
     Run(run::Run),
     Top(top::Top),
+    Completions(generate::Completions),
+    Man(generate::Man),
 }
 
 /// Says what this machine allows farheap to do, and which commands repair what is missing.
@@ -56,7 +60,7 @@ struct Doctor {
     #[arg(long, value_name = "PATH", conflicts_with = "dir")]
     device: Option<PathBuf>,
     /// Directory for the temporary file that is to keep evicted pages
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::DirPath)]
     dir: Option<PathBuf>,
     /// Configuration to check instead of FARHEAP_CONF, such as `far_limit:1GiB,page:4KiB`
     #[arg(long, value_name = "TEXT")]
@@ -73,12 +77,14 @@ struct Doctor {
 }
 
 fn main() -> ExitCode {
-    let options = match Cli::parse().command {
-        Command::Doctor(options) => options,
+    let outcome = match Cli::parse().command {
+        Command::Doctor(options) => doctor(&options),
         Command::Run(options) => return run::run(&options),
         Command::Top(options) => return top::top(&options),
+        Command::Completions(options) => generate::completions(&options, Cli::command()),
+        Command::Man(options) => generate::man(&options, Cli::command()),
     };
-    match doctor(&options) {
+    match outcome {
         Ok(code) => code,
         // The reader of a pipe may stop early (`farheap doctor | head`).
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,

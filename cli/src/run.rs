@@ -5,6 +5,7 @@
 
 use crate::library;
 use crate::program::{self, RunRefusal};
+use clap::ValueHint;
 use farheap::region::FaultMode;
 use farheap::{Config, Heap};
 use std::ffi::OsString;
@@ -45,7 +46,7 @@ pub(crate) struct Run {
     #[arg(long, value_name = "SIZE")]
     limit: Option<String>,
     /// Block device, file or server (nbd://HOST/EXPORT) that keeps evicted pages; its contents are lost
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     device: Option<String>,
     /// Page size, from 4KiB to 2MiB
     #[arg(long, value_name = "SIZE")]
@@ -60,7 +61,7 @@ pub(crate) struct Run {
     #[arg(long)]
     alone: bool,
     /// Program and its arguments
-    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM", value_hint = ValueHint::CommandWithArguments)]
     program: Vec<OsString>,
 }
 
