@@ -7,7 +7,10 @@
 //! 1. Nothing that the process says is believed: root looks at processes of others, and a file of this name may hold
 //!    anything. What is read is bounded, names have letters only, and numbers may be any.
 
+mod prometheus;
+
 use farheap::ByteCount;
+use prometheus::Exposition;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -30,6 +33,8 @@ const TEXT_MAX: u64 = 64 << 10;
 const NAME_MAX: usize = 64;
 /// How often a text that is being written is read again.
 const TRIES: usize = 20;
+/// The same where all processes are looked at: any of them may hold another text under this name, and in many files.
+const TRIES_OF_ALL: usize = 3;
 /// Characters of the bar that shows how full a tier is.
 const BAR: usize = 30;
 
@@ -51,8 +56,8 @@ Exit status:
   1  no such process, no far heap in it, or no permission (it takes its user, or root)")]
 pub(crate) struct Top {
     /// Process to look at
-    #[arg(value_name = "PID")]
-    pid: u32,
+    #[arg(value_name = "PID", required_unless_present = "prometheus")]
+    pid: Option<u32>,
     /// Time between two looks, such as 2s; at least 100ms
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = interval)]
     interval: Duration,
@@ -62,6 +67,9 @@ pub(crate) struct Top {
     /// Print one JSON object for each look instead of the table
     #[arg(long)]
     json: bool,
+    /// Print once what a collector of Prometheus reads: of the process, or of all with a far heap that this user may look at
+    #[arg(long, conflicts_with_all = ["interval", "count", "json"])]
+    prometheus: bool,
 }
 
 fn interval(text: &str) -> Result<Duration, String> {
@@ -98,7 +106,12 @@ struct Look {
 
 /// Looks until the process has ended.
 pub(crate) fn top(options: &Top) -> ExitCode {
-    match watch(options) {
+    let shown = match options.pid {
+        _ if options.prometheus => print_prometheus(options.pid),
+        Some(pid) => watch(pid, options),
+        None => unreachable!("clap has asked for a process"),
+    };
+    match shown {
         Ok(()) => ExitCode::SUCCESS,
         Err(reason) => {
             eprintln!("farheap: {reason}");
@@ -107,11 +120,51 @@ pub(crate) fn top(options: &Top) -> ExitCode {
     }
 }
 
-fn watch(options: &Top) -> Result<(), String> {
-    let files = find(options.pid)?;
-    let program = fs::read_to_string(format!("/proc/{}/comm", options.pid)).unwrap_or_default();
-    // (A process names itself as it likes.)
-    let title = format!("{} ({})", program.trim().escape_default(), options.pid);
+/// Prints the numbers of one process, or of all that can be read.
+fn print_prometheus(pid: Option<u32>) -> Result<(), String> {
+    let mut exposition = Exposition::default();
+    match pid {
+        Some(pid) => {
+            let tiers = read_all(&find(pid)?, TRIES);
+            if tiers.is_empty() {
+                return Err(unreadable(pid));
+            }
+            exposition.add(pid, &program(pid), resident(pid), &tiers);
+        }
+        None => {
+            let entries = fs::read_dir("/proc").map_err(|error| format!("/proc: {error}"))?;
+            let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+            for pid in names.filter_map(|name| name.parse().ok()) {
+                // Processes end, and most have no far heap.
+                let tiers = read_all(&find(pid).unwrap_or_default(), TRIES_OF_ALL);
+                if !tiers.is_empty() {
+                    exposition.add(pid, &program(pid), resident(pid), &tiers);
+                }
+            }
+        }
+    }
+    print(&exposition.text()).map(|_| ())
+}
+
+/// Prints a text; `false` if the reader of a pipe has stopped.
+fn print(text: &str) -> Result<bool, String> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// The name of a process, as it has set it, without what a terminal could take for a command.
+fn program(pid: u32) -> String {
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    name.trim().escape_default().to_string()
+}
+
+fn watch(pid: u32, options: &Top) -> Result<(), String> {
+    let files = find(pid)?;
+    let title = format!("{} ({pid})", program(pid));
     let clear = std::io::stdout().is_terminal() && !options.json;
     let mut before: Option<Look> = None;
     let mut looks = 0;
@@ -120,27 +173,21 @@ fn watch(options: &Top) -> Result<(), String> {
             // What the user asked for: a look each interval.
             std::thread::sleep(options.interval);
         }
-        let tiers: Vec<TierReport> = files.iter().filter_map(|file| read(file)).collect();
+        let tiers = read_all(&files, TRIES);
         if tiers.is_empty() {
-            return if looks > 0 { Ok(()) } else { Err(unreadable(options.pid)) };
+            return if looks > 0 { Ok(()) } else { Err(unreadable(pid)) };
         }
         let look = Look { at: Instant::now(), tiers };
-        let resident = resident(options.pid);
+        let resident = resident(pid);
         let text = if options.json {
-            format!("{}\n", as_json(options.pid, resident, &look))
+            format!("{}\n", as_json(pid, resident, &look))
         } else {
             table(&title, resident, &look, before.as_ref())
         };
-        let mut out = std::io::stdout().lock();
         // Cursor to the corner, and what is below it cleared.
         let start = if clear { "\x1b[H\x1b[J" } else { "" };
-        if let Err(error) = write!(out, "{start}{text}").and_then(|()| out.flush()) {
-            // The reader of a pipe may stop early.
-            return if error.kind() == ErrorKind::BrokenPipe {
-                Ok(())
-            } else {
-                Err(error.to_string())
-            };
+        if !print(&format!("{start}{text}"))? {
+            return Ok(());
         }
         before = Some(look);
         looks += 1;
@@ -188,14 +235,19 @@ fn open(file: &Path) -> Option<File> {
     if is_regular && is_ours(&own) { File::open(own).ok() } else { None }
 }
 
+/// Reads what each tier says.
+fn read_all(files: &[PathBuf], tries: usize) -> Vec<TierReport> {
+    files.iter().filter_map(|file| read(file, tries)).collect()
+}
+
 /// Reads what a tier says; `None` when the process has ended, has not written it yet, or it is none of farheap's texts.
-fn read(file: &Path) -> Option<TierReport> {
+fn read(file: &Path, tries: usize) -> Option<TierReport> {
     let text = || {
         let mut text = String::new();
         open(file)?.take(TEXT_MAX).read_to_string(&mut text).ok()?;
         Some(text)
     };
-    (0..TRIES).find_map(|_| {
+    (0..tries).find_map(|_| {
         let tier = text().and_then(|text| parse(&text));
         if tier.is_none() {
             // Nothing tells when the process has written the rest of its file.
