@@ -8,8 +8,10 @@ use std::process::ExitCode;
 
 /// Prints completions of this command for a shell.
 #[derive(clap::Args)]
-#[command(after_help = "For all users: bash in /usr/share/bash-completion/completions/farheap,
-zsh in /usr/share/zsh/vendor-completions/_farheap, fish in /usr/share/fish/vendor_completions.d/farheap.fish")]
+#[command(
+    after_help = "bash reads ~/.local/share/bash-completion/completions/farheap, fish ~/.config/fish/completions/farheap.fish,
+zsh the file _farheap in a directory of $fpath."
+)]
 pub(crate) struct Completions {
     /// Shell that is to complete
     #[arg(value_name = "SHELL")]
