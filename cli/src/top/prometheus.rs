@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 
 /// Numbers of a tier's text that are not statistics of its region.
 const OF_THE_TEXT: [&str; 3] = ["allocated_bytes", "local_bytes", "process_limit_bytes"];
-/// What a tier's text has latencies of, and their names behind it with the quantiles that they are.
+/// Latencies of a tier's text, and the ends of their names with the quantiles that they are.
 const LATENCIES: [&str; 4] = ["fault", "read", "write", "evict"];
 const QUANTILES: [(&str, &str); 3] = [("_ns_p50", "0.5"), ("_ns_p99", "0.99"), ("_ns_max", "1")];
 
