@@ -1,7 +1,7 @@
 //! `farheap`: command-line companion of the crate.
 //!
 //! `doctor` asks what this machine allows ([`probe`], [`place`]) and says what it means. The checks
-//! are in [`checks`], their output in [`report`]. `run` runs a program under a limit ([`run`]), after a
+//! are in [`checks`], their output in [`report`]; the profile for containers is of [`seccomp`]. `run` runs a program under a limit ([`run`]), after a
 //! look at what kind of file it is ([`program`]) and where the preload library lies ([`library`]). `top` shows what a
 //! running process does ([`top`]). `completions` and `man` are made from the arguments themselves ([`generate`]).
 
@@ -16,11 +16,13 @@ mod probe;
 mod program;
 mod report;
 mod run;
+mod seccomp;
 mod top;
 
 use clap::{CommandFactory, Parser, Subcommand, ValueHint};
+use std::fmt::Display;
 use std::io::{IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Exit status when a check failed; 2 is clap's, for a command line it does not understand.
@@ -54,7 +56,11 @@ enum Command {
   1  a check failed (with --strict: failed or warned)
   2  the command line is wrong
 
-Without --device, --dir and --config, the configuration in FARHEAP_CONF is checked.")]
+Without --device, --dir and --config, the configuration in FARHEAP_CONF is checked.
+
+A profile of --seccomp is for x86-64 and containers without added capabilities:
+  farheap doctor --seccomp --base default.json >farheap.json
+  docker run --security-opt seccomp=farheap.json --device /dev/userfaultfd IMAGE")]
 struct Doctor {
     /// Block device, file or server (nbd://HOST/EXPORT) that is to keep evicted pages; only read, never written
     #[arg(long, value_name = "PATH", conflicts_with = "dir")]
@@ -74,6 +80,13 @@ struct Doctor {
     /// Print without colours, as when the output is not a terminal or NO_COLOR is set
     #[arg(long)]
     no_color: bool,
+    /// Print a seccomp profile for containers instead: --base, and the system calls of farheap that it lacks. Without
+    /// --base, these calls
+    #[arg(long, conflicts_with_all = ["device", "dir", "config", "json", "strict", "no_color"])]
+    seccomp: bool,
+    /// Profile to add to, such as the container runtime's default; - is standard input
+    #[arg(long, value_name = "FILE", requires = "seccomp", value_hint = ValueHint::FilePath)]
+    base: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
@@ -95,7 +108,30 @@ fn main() -> ExitCode {
     }
 }
 
+/// Prints a seccomp profile.
+fn seccomp(base: Option<&Path>) -> std::io::Result<ExitCode> {
+    let profile = match base {
+        None => seccomp::needed(),
+        Some(path) => {
+            let in_file =
+                |error: &dyn Display| std::io::Error::other(format!("{}: {error}", path.display()));
+            let text = if path.as_os_str() == "-" {
+                std::io::read_to_string(std::io::stdin())
+            } else {
+                std::fs::read_to_string(path)
+            };
+            let text = text.map_err(|error| in_file(&error))?;
+            seccomp::added_to(&text).map_err(|error| in_file(&error))?
+        }
+    };
+    writeln!(std::io::stdout().lock(), "{profile:#}")?;
+    Ok(ExitCode::SUCCESS)
+}
+
 fn doctor(options: &Doctor) -> std::io::Result<ExitCode> {
+    if options.seccomp {
+        return seccomp(options.base.as_deref());
+    }
     let checks = checks::run(&checks::Subject {
         device: options.device.clone(),
         dir: options.dir.clone(),

@@ -149,6 +149,27 @@ fn json_is_one_object_with_the_same_checks() {
 }
 
 #[test]
+fn a_profile_for_containers_is_printed_or_the_file_named_that_is_none() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let base = dir.path().join("base.json");
+    let argument = base.to_str().expect("UTF-8");
+    for text in [None, Some("{}")] {
+        if let Some(text) = text {
+            fs::write(&base, text).expect("write");
+        }
+        let output = doctor(&["--seccomp", "--base", argument]);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(1) && output.stdout.is_empty(), "{output:?}");
+        assert!(errors.starts_with(&format!("farheap: {argument}: ")), "{errors}");
+    }
+    let calls = doctor(&["--seccomp"]).stdout;
+    fs::write(&base, &calls).expect("write");
+    let added = doctor(&["--seccomp", "--base", argument]).stdout;
+    assert_eq!(added, calls, "what has all is left as it is");
+    assert_eq!(doctor(&["--base", argument]).status.code(), Some(2));
+}
+
+#[test]
 fn output_into_a_pipe_has_no_colours() {
     assert!(!text(&doctor(&["--dir", "/tmp"])).contains('\x1b'));
 }

@@ -12,6 +12,12 @@ const KERNEL_MIN: (u32, u32) = (5, 11);
 const MAP_COUNT_MIN: u64 = 65_530;
 /// Enough for a ring and its registered buffers; the kernel's default since 5.16.
 const LOCKED_MIN: ByteCount = ByteCount::mib(8);
+
+const CONTAINER: &str = "in a container, start it with:";
+/// With the calls of farheap added to the runtime's own profile.
+const BY_PROFILE: &str = "farheap doctor --seccomp --base default.json >farheap.json; \
+     docker run --security-opt seccomp=farheap.json IMAGE";
+
 /// The kernel's release.
 pub(super) fn release(probe: &Probe) -> Check {
     const NAME: &str = "kernel";
@@ -76,7 +82,6 @@ fn route_repairs(
     refusal: &Refusal,
     privileges: Privileges,
 ) -> Vec<(&'static str, &'static str)> {
-    const CONTAINER: &str = "in a container, start it with:";
     const BY_DEVICE: (&str, &str) = (CONTAINER, "docker run --device /dev/userfaultfd IMAGE");
     match (route, refusal.errno) {
         (Route::Device, libc::EACCES) => vec![
@@ -92,7 +97,7 @@ fn route_repairs(
         (Route::Syscall | Route::SyscallUserMode, libc::EPERM | libc::EACCES | libc::ENOSYS)
             if privileges.seccomp =>
         {
-            vec![(CONTAINER, "docker run --security-opt seccomp=unconfined IMAGE")]
+            vec![(CONTAINER, BY_PROFILE)]
         }
         (Route::Syscall, libc::EPERM) => vec![
             ("for every process:", "sudo sysctl vm.unprivileged_userfaultfd=1"),
@@ -137,10 +142,7 @@ pub(super) fn uring(found: &Uring) -> Check {
     match (refusal.errno, found.disabled) {
         (_, Some(1 | 2)) => check.repair("sudo sysctl kernel.io_uring_disabled=0"),
         (libc::ENOMEM, _) => check.repair("ulimit -l unlimited"),
-        (libc::EPERM | libc::EACCES | libc::ENOSYS, _) => check.repair_when(
-            "in a container, start it with:",
-            "docker run --security-opt seccomp=unconfined IMAGE",
-        ),
+        (libc::EPERM | libc::EACCES | libc::ENOSYS, _) => check.repair_when(CONTAINER, BY_PROFILE),
         _ => check,
     }
 }
@@ -364,13 +366,7 @@ mod tests {
         probe.privileges.seccomp = true;
         let check = userfaultfd(&probe, None);
         assert_eq!(check.verdict, Verdict::Fail);
-        assert_eq!(
-            commands(&check),
-            [
-                "docker run --device /dev/userfaultfd IMAGE",
-                "docker run --security-opt seccomp=unconfined IMAGE"
-            ]
-        );
+        assert_eq!(commands(&check), ["docker run --device /dev/userfaultfd IMAGE", BY_PROFILE]);
     }
 
     #[test]

@@ -4,4 +4,5 @@ mod code;
 mod command;
 #[path = "../common/mod.rs"]
 mod common;
+mod confined;
 mod family;
