@@ -542,7 +542,7 @@ impl Heap {
             drop(running.splice(at..at, ending));
         } else {
             // A handle that is left holds the region, which would go on.
-            ending.iter().for_each(|tier| tier.heap.region.end());
+            ending.iter().for_each(|tier| tier.heap.region.extents().end());
         }
         result
     }

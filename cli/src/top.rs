@@ -10,6 +10,7 @@
 mod prometheus;
 
 use farheap::ByteCount;
+use farheap_nbd::SERVERS_MAX;
 use prometheus::Exposition;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -372,11 +373,36 @@ fn print_tier(
         tier.value("reads_in_flight"),
         tier.value("writes_in_flight"),
     )?;
+    for at in 0..SERVERS_MAX {
+        print_server(text, tier, &format!("server{at}"))?;
+    }
     let troubles = ["read_errors", "write_errors", "checksum_errors", "poisoned", "panics"];
     for name in troubles.into_iter().filter(|name| tier.value(name) > 0) {
         writeln!(text, "  TROUBLE    {name}: {}", tier.value(name))?;
     }
     Ok(())
+}
+
+/// Prints a line on a server that the tier's pages are on, if there is one of this name.
+fn print_server(text: &mut String, tier: &TierReport, server: &str) -> std::fmt::Result {
+    let value = |name: &str| tier.value(&format!("{server}_{name}"));
+    let Some(state) = tier.values.get(&format!("{server}_state")) else { return Ok(()) };
+    let state = match state {
+        0 if value("lacking_bytes") > 0 => "behind",
+        0 => "up",
+        1 => "lost",
+        _ => "taken by another client, or empty",
+    };
+    writeln!(
+        text,
+        "  {server:<10} {state}, reads take {:.0} us, {} in flight, {} for others that were late, {} connections made, \
+         {} to be copied to it",
+        value("read_ns") as f64 / 1e3,
+        value("in_flight"),
+        value("hedges"),
+        value("connections"),
+        ByteCount(value("lacking_bytes")),
+    )
 }
 
 #[cfg(test)]
@@ -418,6 +444,17 @@ mod tests {
         let mut text = String::new();
         print_tier(&mut text, &tier(70), Some((&tier(20), 2.0))).expect("a string");
         assert!(text.contains("faults/s   25 read"), "{text}");
+    }
+
+    #[test]
+    fn a_server_that_lacks_pages_is_behind() {
+        let names = [("server1_state", 0), ("server1_lacking_bytes", 4096), ("server1_hedges", 7)];
+        let values = names.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+        let mut text = String::new();
+        print_tier(&mut text, &TierReport { name: "far".to_owned(), values }, None)
+            .expect("a string");
+        assert!(text.contains("  server1    behind, ") && text.contains(" 7 "), "{text}");
+        assert!(!text.contains("server0"), "{text}");
     }
 
     #[test]

@@ -1,7 +1,11 @@
 //! `farheap top`: what a user sees of a process with a far heap, and of others.
 
+#[path = "../../network/tests/common/mod.rs"]
+mod servers;
+
 use farheap::{Config, Error, Far, Heap};
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use servers::{Announced, TestServer};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
@@ -35,7 +39,9 @@ fn a_process_is_shown_with_what_it_has() {
         }
         Err(error) => panic!("{error}"),
     };
-    let tier = Config::parse("far_limit:8MiB,capacity:64MiB,page:64KiB").expect("options");
+    let server = TestServer::start(Announced { size: 80 << 20, ..Announced::default() });
+    let options = format!("far_limit:8MiB,page:64KiB,device:\"{}\"", server.address);
+    let tier = Config::parse(&options).expect("options");
     let cold = heap.add_tier("cold", tier).expect("a tier");
     let mut numbers: allocator_api2::vec::Vec<u64, Far> = allocator_api2::vec::Vec::new_in(Far);
     numbers.extend(0..4 << 20); // 32 MiB.
@@ -45,6 +51,7 @@ fn a_process_is_shown_with_what_it_has() {
     let table = text(&shown.stdout);
     assert_eq!(table.matches("tier far\n").count(), 2, "{table}");
     assert_eq!(table.matches("tier cold\n").count(), 2, "{table}");
+    assert_eq!(table.matches("  server0    up, ").count(), 2, "of one tier of the two: {table}");
     assert!(table.contains("pages of 64.0 KiB") && table.contains("faults/s"), "{table}");
     // The text is of the last second.
     let is_there = || {
@@ -53,6 +60,7 @@ fn a_process_is_shown_with_what_it_has() {
         let far = &look["tiers"]["far"];
         let number = |name: &str| far[name].as_u64().unwrap_or_else(|| panic!("{name}: {look}"));
         assert_eq!(number("limit_bytes"), 16 << 20);
+        assert_eq!(look["tiers"]["cold"]["server0_lacking_bytes"], 0, "{look}");
         assert!(look["resident_bytes"].as_u64().expect("a number") > 1 << 20);
         number("allocated_bytes") >= 32 << 20 && number("bytes_written") > 0
     };

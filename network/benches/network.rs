@@ -159,7 +159,7 @@ impl Ours {
                 assert_eq!(pages[token][..8], number_of(places[token]));
                 ended.push(end.token);
             };
-            self.queue.wait(Duration::from_secs(1), &[], &mut report).expect("a wait");
+            self.queue.wait(Duration::from_secs(1), &mut report).expect("a wait");
             done += ended.len() as u64;
         }
         count as f64 / start.elapsed().as_secs_f64()
@@ -212,7 +212,7 @@ fn main() {
         let mut is_done = false;
         while !is_done {
             let mut done = |end: NbdEnd| is_done = end.ending == Ending::Done;
-            ours.queue.wait(Duration::from_secs(1), &[], &mut done).expect("a wait");
+            ours.queue.wait(Duration::from_secs(1), &mut done).expect("a wait");
         }
     }
     let mut rows = Vec::new();

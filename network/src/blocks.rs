@@ -10,13 +10,15 @@ pub(crate) const BLOCK: u64 = 4096;
 #[derive(Debug)]
 pub(crate) struct BlockSet {
     words: Box<[AtomicU64]>,
+    members: AtomicU64,
 }
 
 impl BlockSet {
     /// Creates an empty set of the blocks of `bytes` bytes.
     pub(crate) fn new(bytes: u64) -> BlockSet {
         let words = bytes.div_ceil(BLOCK * 64) as usize;
-        BlockSet { words: (0..words).map(|_| AtomicU64::new(0)).collect() }
+        let words = (0..words).map(|_| AtomicU64::new(0)).collect();
+        BlockSet { words, members: AtomicU64::new(0) }
     }
 
     /// The words of the blocks of `len` bytes from `offset` on, with a mask of each.
@@ -34,14 +36,16 @@ impl BlockSet {
 
     pub(crate) fn insert(&self, offset: u64, len: u64) {
         for (word, mask) in self.parts(offset, len) {
-            word.fetch_or(mask, Ordering::SeqCst);
+            let before = word.fetch_or(mask, Ordering::SeqCst);
+            self.members.fetch_add((mask & !before).count_ones().into(), Ordering::Relaxed);
         }
     }
 
     pub(crate) fn remove(&self, offset: u64, len: u64) {
         for (word, mask) in self.parts(offset, len) {
             if word.load(Ordering::SeqCst) & mask != 0 {
-                word.fetch_and(!mask, Ordering::SeqCst);
+                let before = word.fetch_and(!mask, Ordering::SeqCst);
+                self.members.fetch_sub((mask & before).count_ones().into(), Ordering::Relaxed);
             }
         }
     }
@@ -56,9 +60,10 @@ impl BlockSet {
         self.parts(offset, len).all(|(word, mask)| word.load(Ordering::SeqCst) & mask == mask)
     }
 
-    /// Number of members.
+    /// Number of members; a moment old where others change them.
     pub(crate) fn count(&self) -> u64 {
-        self.words.iter().map(|word| u64::from(word.load(Ordering::SeqCst).count_ones())).sum()
+        // One that is removed while it is inserted may be taken off before it is added.
+        (self.members.load(Ordering::Relaxed) as i64).max(0) as u64
     }
 
     /// The first run of members from byte `from` on, of `most` bytes at most: where it begins, and its length.

@@ -15,6 +15,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// Maximum number of bytes of one trim.
+const TRIM_LEN_MAX: u64 = 4 << 20;
 /// Maximum number of requests of a queue.
 const DEPTH_MAX: usize = 4096;
 
@@ -107,7 +109,13 @@ impl Client {
     /// Counts of each server.
     #[must_use]
     pub fn stats(&self) -> Vec<ServerStats> {
-        self.shared.servers().iter().map(|server| server.stats()).collect()
+        (0..SERVERS_MAX).map_while(|at| self.stats_of(at)).collect()
+    }
+
+    /// Counts of the server with this number, if there is one. Allocates nothing.
+    #[must_use]
+    pub fn stats_of(&self, at: usize) -> Option<ServerStats> {
+        Some(self.shared.servers().get(at)?.stats())
     }
 
     /// Names the content of the first block of each server, which it must have whenever a connection is made and
@@ -202,16 +210,18 @@ impl Client {
     /// # Errors
     /// The first server's that refuses.
     pub fn trim(&self, offset: u64, len: u64) -> Result<(), i32> {
-        self.shared.check_range(offset, len);
         let mut result = Ok(());
-        for (at, server) in self.shared.servers().iter().enumerate() {
-            if !server.export().can_trim() {
-                continue;
-            }
-            match self.shared.exchange(at, NbdCommand::Trim, offset, IoSlice::NONE, len as u32) {
-                FlightEnd::Lost => server.barred.insert(offset, len),
-                FlightEnd::Refused(errno) => result = result.and(Err(errno)),
-                FlightEnd::Done | FlightEnd::Unsent => {}
+        for from in (offset..offset + len).step_by(TRIM_LEN_MAX as usize) {
+            let piece = TRIM_LEN_MAX.min(offset + len - from);
+            self.shared.check_range(from, piece);
+            let servers = self.shared.servers().iter().enumerate();
+            for (at, server) in servers.filter(|(_, server)| server.export().can_trim()) {
+                let command = NbdCommand::Trim;
+                match self.shared.exchange(at, command, from, IoSlice::NONE, piece as u32) {
+                    FlightEnd::Lost => server.barred.insert(from, piece),
+                    FlightEnd::Refused(errno) => result = result.and(Err(errno)),
+                    FlightEnd::Done | FlightEnd::Unsent => {}
+                }
             }
         }
         result

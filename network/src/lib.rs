@@ -38,6 +38,6 @@ pub mod wire;
 pub use address::{NetworkError, ServerAddress};
 pub use client::{Client, Tender};
 pub use handshake::{Export, shake_hands};
-pub use queue::{Ending, NbdBuffer, NbdEnd, NbdQueue, SERVERS_MAX, WATCHED_MAX};
+pub use queue::{Ending, NbdBuffer, NbdEnd, NbdQueue, SERVERS_MAX};
 pub use server::{MARK_LEN, ServerState, ServerStats, Tell};
 pub use shared::NbdTimes;

@@ -44,8 +44,8 @@ use std::time::{Duration, Instant};
 
 /// Maximum number of servers that hold the same.
 pub const SERVERS_MAX: usize = 4;
-/// Maximum number of descriptors that a wait looks at beside the servers'.
-pub const WATCHED_MAX: usize = 8;
+/// Maximum number of descriptors that are watched beside the servers'.
+const WATCHED_MAX: usize = 4;
 /// Requests beyond the depth: reads that were answered and are still under way at a slow server.
 const SPARE: usize = 16;
 /// Places read last that are remembered, so that one which is read again is read elsewhere.
@@ -168,6 +168,11 @@ impl QueueLine {
         }
         true
     }
+
+    fn start(&mut self, index: usize, command: NbdCommand, offset: u64, len: u32) {
+        self.server.begin();
+        self.link.start(index, command, offset, len);
+    }
 }
 
 /// A place that was read, and by which servers.
@@ -189,6 +194,7 @@ pub struct NbdQueue {
     reads: u64,
     hedges: u64,
     checked: Instant,
+    watched: Vec<RawFd>,
 }
 
 /// The requests, by number.
@@ -261,7 +267,17 @@ impl NbdQueue {
             reads: 0,
             hedges: 0,
             checked: Instant::now(),
+            watched: Vec::with_capacity(WATCHED_MAX),
         })
+    }
+
+    /// Makes [`wait`](NbdQueue::wait) return also while a descriptor is readable, which stays open as long as the queue;
+    /// returns whether there was room for it.
+    #[must_use]
+    pub fn watch(&mut self, fd: RawFd) -> bool {
+        let has_room = self.watched.len() < WATCHED_MAX;
+        self.watched.extend(has_room.then_some(fd));
+        has_room
     }
 
     /// Requests whose end was not reported.
@@ -340,7 +356,7 @@ impl NbdQueue {
         let pending = &mut self.requests.pending[index];
         pending.tried |= 1 << at;
         pending.at |= 1 << at;
-        self.lines[at].link.start(index, NbdCommand::Read, offset, len as u32);
+        self.lines[at].start(index, NbdCommand::Read, offset, len as u32);
         true
     }
 
@@ -354,7 +370,7 @@ impl NbdQueue {
         for (at, line) in self.lines.iter_mut().enumerate() {
             if is_copied != Some(at) && line.is_ready() {
                 self.requests.pending[index].at |= 1 << at;
-                line.link.start(index, NbdCommand::Write, offset, len as u32);
+                line.start(index, NbdCommand::Write, offset, len as u32);
             }
         }
         if self.requests.pending[index].at == 0 {
@@ -451,6 +467,7 @@ impl NbdQueue {
     fn look_at_news(&mut self) {
         while let Some((at, index, end)) = self.requests.news.pop() {
             let (line, bit) = (&self.lines[at], 1 << at);
+            line.server.end();
             let pending = &mut self.requests.pending[index];
             pending.at &= !bit;
             let end = match end {
@@ -560,12 +577,7 @@ impl NbdQueue {
     ///
     /// # Errors
     /// When the kernel refuses to wait.
-    pub fn wait(
-        &mut self,
-        timeout: Duration,
-        watched: &[RawFd],
-        done: &mut dyn FnMut(NbdEnd),
-    ) -> io::Result<bool> {
+    pub fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(NbdEnd)) -> io::Result<bool> {
         let start = Instant::now();
         loop {
             self.submit();
@@ -578,9 +590,9 @@ impl NbdQueue {
             let busy = busy.filter_map(|line| {
                 Some(Awaited { fd: line.link.raw_fd()?, write: line.link.has_queued() })
             });
-            let others = watched.iter().map(|fd| Awaited { fd: *fd, write: false });
+            let others = self.watched.iter().map(|fd| Awaited { fd: *fd, write: false });
             let of_links = awaited.iter_mut().zip(busy).map(|(to, link)| *to = link).count();
-            let places = awaited[of_links..].iter_mut().zip(others.take(WATCHED_MAX));
+            let places = awaited[of_links..].iter_mut().zip(others);
             let count = of_links + places.map(|(to, other)| *to = other).count();
             let most = if of_links > 0 { self.shared.look_every() } else { left };
             let ready = sys::wait(&awaited[..count], left.min(most))?;
@@ -602,7 +614,7 @@ impl Drop for NbdQueue {
         let start = Instant::now();
         while self.requests.count > 0 && start.elapsed() < self.shared.stall() {
             // A failure to wait shows in the time that passes.
-            let _ = self.wait(self.shared.look_every(), &[], &mut |_| ());
+            let _ = self.wait(self.shared.look_every(), &mut |_| ());
         }
         for at in 0..self.lines.len() {
             if self.lines[at].link.is_idle() {

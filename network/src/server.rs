@@ -55,8 +55,12 @@ pub struct ServerStats {
     pub writes: u64,
     /// Requests that it has refused.
     pub errors: u64,
+    /// Requests that it has not answered yet.
+    pub in_flight: u64,
     /// Connections that broke.
     pub breaks: u64,
+    /// Connections that were made because one was missed: the first was none yet, or it broke.
+    pub connections: u64,
     /// Reads that another server was too late for.
     pub hedges: u64,
     /// Mean time of a read.
@@ -67,6 +71,27 @@ pub struct ServerStats {
     pub copied: u64,
     /// Bytes of places that are not used any more, because a write may still be under way there.
     pub barred: u64,
+}
+
+impl ServerStats {
+    /// Returns names and values; a state as its number: up, lost or taken.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        [
+            ("state", self.state as u64),
+            ("reads", self.reads),
+            ("writes", self.writes),
+            ("errors", self.errors),
+            ("in_flight", self.in_flight),
+            ("breaks", self.breaks),
+            ("connections", self.connections),
+            ("hedges", self.hedges),
+            ("read_ns", self.read_time.as_nanos() as u64),
+            ("lacking_bytes", self.lacking),
+            ("copied_bytes", self.copied),
+            ("barred_bytes", self.barred),
+        ]
+        .into_iter()
+    }
 }
 
 /// Called with news of a server, for people.
@@ -90,13 +115,15 @@ pub(crate) enum ServerEvent {
     Write,
     Error,
     Break,
+    Connection,
     Hedge,
 }
 
 /// Counts of what happened.
 #[derive(Debug, Default)]
 struct ServerCounts {
-    events: [AtomicU64; 5],
+    events: [AtomicU64; 6],
+    in_flight: AtomicU64,
     copied: AtomicU64,
     /// Mean time of a read, in nanoseconds.
     read_ns: AtomicU64,
@@ -258,6 +285,16 @@ impl NbdServer {
         self.counts.events[event as usize].fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Counts a request that is on its way.
+    pub(crate) fn begin(&self) {
+        self.counts.in_flight.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The request has ended.
+    pub(crate) fn end(&self) {
+        self.counts.in_flight.fetch_sub(1, Ordering::Relaxed);
+    }
+
     /// Counts bytes that it got from another server.
     pub(crate) fn count_copied(&self, len: u64) {
         self.counts.copied.fetch_add(len, Ordering::Relaxed);
@@ -274,7 +311,9 @@ impl NbdServer {
             reads: count(ServerEvent::Read),
             writes: count(ServerEvent::Write),
             errors: count(ServerEvent::Error),
+            in_flight: self.counts.in_flight.load(Ordering::Relaxed),
             breaks: count(ServerEvent::Break),
+            connections: count(ServerEvent::Connection),
             hedges: count(ServerEvent::Hedge),
             read_time: Duration::from_nanos(self.read_ns()),
             lacking: self.lacking.count() * BLOCK,
@@ -341,6 +380,7 @@ impl NbdServer {
                 Some(seat) => match self.connect_again(wait) {
                     Ok(Some(seated)) => {
                         seat.seat(seated);
+                        self.count(ServerEvent::Connection);
                         pause = PAUSE_MIN;
                         if self.state(ServerState::Up) {
                             tell(format_args!("{} answers again", self.address));

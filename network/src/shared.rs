@@ -180,8 +180,10 @@ impl ServerSet {
                         line.life = seated.life;
                     }
                     line.vectors.set(0, std::iter::once(slice));
+                    server.begin();
                     let run =
                         run_with(&mut line.link, &line.vectors, command, offset, len, deadline);
+                    server.end();
                     if !line.link.is_open() {
                         server.count(ServerEvent::Break);
                         server.ask(seat);

@@ -54,7 +54,7 @@ fn exercise(client: &Client, seed: u64, rounds: u64) {
                 assert_eq!(end.ending, Ending::Done, "round {round}, {end:?}");
                 ended += 1;
             };
-            queue.wait(Duration::from_millis(50), &[], &mut done).expect("a wait");
+            queue.wait(Duration::from_millis(50), &mut done).expect("a wait");
         }
         for (page, byte) in &pages {
             assert!(page.0.iter().all(|found| found == byte), "round {round}");
@@ -168,7 +168,7 @@ fn a_request_that_is_never_answered_is_given_up_although_others_are() {
                 1 => end = Some(ended.ending),
                 _ => is_read = true,
             };
-            queue.wait(Duration::from_millis(50), &[], &mut done).expect("a wait");
+            queue.wait(Duration::from_millis(50), &mut done).expect("a wait");
         }
     }
     assert_eq!(end, Some(Ending::Late));
@@ -199,9 +199,15 @@ fn a_write_that_no_server_got_leaves_its_place_free() {
     // The first request finds out that the connection is gone.
     assert!(matches!(run(&mut queue, true, 0, &mut page), Ending::Failed(_)));
     assert_eq!(run(&mut queue, false, 0, &mut page), Ending::Failed(libc::ENOTCONN));
+    assert_eq!(client.stats()[0].connections, 0);
     server.control.revive();
     until_done(&mut queue, false, 0, &mut page);
-    assert_eq!(client.stats()[0].barred, 0);
+    let stats = client.stats()[0];
+    assert_eq!((stats.barred, stats.in_flight, stats.connections), (0, 0, 1), "{stats:?}");
+    assert!(
+        client.stats_of(1).is_none()
+            && stats.iter().any(|(name, value)| name == "connections" && value == 1)
+    );
 }
 
 #[test]
@@ -320,6 +326,7 @@ fn a_queue_that_is_dropped_bars_what_is_under_way() {
     let mut page = Page::of(1, PAGE);
     push(&mut queue, 1, false, 0, &mut page);
     queue.submit();
+    assert_eq!(client.stats()[0].in_flight, 1);
     drop(queue);
-    assert_eq!(client.stats()[0].barred, PAGE as u64);
+    assert_eq!((client.stats()[0].in_flight, client.stats()[0].barred), (0, PAGE as u64));
 }

@@ -151,7 +151,7 @@ fn a_server_that_began_anew_beside_a_write_is_not_taken_to_have_it() {
     let mut end = None;
     let wait = |queue: &mut NbdQueue, end: &mut Option<Ending>| {
         let mut done = |ended: farheap_nbd::NbdEnd| *end = Some(ended.ending);
-        queue.wait(Duration::from_millis(5), &[], &mut done).expect("a wait");
+        queue.wait(Duration::from_millis(5), &mut done).expect("a wait");
     };
     until("the first server has answered", || {
         wait(&mut queue, &mut end);

@@ -148,7 +148,7 @@ impl World {
             let mut done = |end: NbdEnd| {
                 assert!(ends.insert(end.token, end.ending).is_none(), "reported twice");
             };
-            self.queue.wait(Duration::from_millis(20), &[], &mut done).expect("a wait");
+            self.queue.wait(Duration::from_millis(20), &mut done).expect("a wait");
         }
         ends
     }

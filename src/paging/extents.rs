@@ -44,7 +44,7 @@ impl Extents {
 
     /// Refuses hints and control from now on: the heap over the region has ended.
     #[cfg(feature = "heap")]
-    pub(in crate::paging) fn end(&self) {
+    pub(crate) fn end(&self) {
         self.is_over.store(true, Relaxed);
     }
 

@@ -390,12 +390,6 @@ impl Region {
         self.pager.pool().purge()
     }
 
-    /// Notes that the heap over the region has ended: hints and control are refused.
-    #[cfg(feature = "heap")]
-    pub(crate) fn end(&self) {
-        self.extents.end();
-    }
-
     /// True if an address lies in this region.
     #[must_use]
     pub fn contains(&self, ptr: *const u8) -> bool {
@@ -437,6 +431,13 @@ impl Region {
     #[must_use]
     pub fn stats(&self) -> Stats {
         Stats::of(&self.pager, self.extents.committed())
+    }
+
+    /// Counts of the servers that hold the pages, in the order of their addresses; none of another store. Allocates
+    /// nothing.
+    #[cfg(feature = "network")]
+    pub fn servers(&self) -> impl Iterator<Item = crate::store::ServerStats> {
+        (0..).map_while(|at| self.pager.slots().store().server(at))
     }
 
     /// How long faults, device requests and evictions have taken since the region's start.

@@ -89,6 +89,12 @@ impl Live {
         for (name, Latency { p50, p99, max, .. }) in all {
             writeln!(text, "{name}_ns_p50 {p50}\n{name}_ns_p99 {p99}\n{name}_ns_max {max}")?;
         }
+        #[cfg(feature = "network")]
+        for (at, server) in region.servers().enumerate() {
+            for (name, value) in server.iter() {
+                writeln!(text, "server{at}_{name} {value}")?;
+            }
+        }
         writeln!(text, "end {generation}")
     }
 }

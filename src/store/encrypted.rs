@@ -182,6 +182,11 @@ unsafe impl Store for EncryptedStore {
         unsafe { self.inner.zero(offset, len) }
     }
 
+    #[cfg(feature = "network")]
+    fn server(&self, at: usize) -> Option<super::ServerStats> {
+        self.inner.server(at)
+    }
+
     fn describe(&self) -> String {
         format!("{}, encrypted (AES-256-GCM)", self.inner.describe())
     }

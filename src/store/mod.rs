@@ -38,6 +38,8 @@ mod wipe;
 pub use block::{BlockStore, IoEngine};
 #[cfg(feature = "encrypt")]
 pub use encrypted::EncryptedStore;
+#[cfg(feature = "network")]
+pub use farheap_nbd::{ServerState, ServerStats};
 pub use mem::MemStore;
 #[cfg(all(feature = "network", feature = "heap"))]
 pub(crate) use network::{NetworkPlace, NetworkStore};
@@ -267,6 +269,13 @@ pub unsafe trait Store: Send + Sync + Debug {
     /// use the store.
     fn name(&self) -> Arc<str> {
         self.describe().into()
+    }
+
+    /// Counts of the server with this number, if the store is on one.
+    #[cfg(feature = "network")]
+    fn server(&self, at: usize) -> Option<ServerStats> {
+        let _ = at;
+        None
     }
 
     /// Makes [`read_now`](Store::read_now) work in children of `fork(2)` from now on, for as long as they

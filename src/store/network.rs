@@ -9,9 +9,7 @@
 
 use super::block::{CAPACITY_MIN, check_capacity};
 use super::signature::{pages_within, refused};
-use super::{
-    Completion, DEPTH_MAX, LATE, Op, Queue, Request, Store, WATCHES_FULL, WATCHES_MAX, check_range,
-};
+use super::{Completion, DEPTH_MAX, LATE, Op, Queue, Request, Store, WATCHES_FULL, check_range};
 use crate::base::error::{Error, Result};
 use crate::base::local::keep_local;
 use crate::base::units::ByteCount;
@@ -22,6 +20,7 @@ use crate::sys::signals::SignalsBlocked;
 use crate::sys::{self, EIO, messages, thread};
 use farheap_nbd::{
     Client, Ending, MARK_LEN, NbdBuffer, NbdEnd, NbdQueue, NbdTimes, NetworkError, ServerAddress,
+    ServerStats,
 };
 use std::ops::Range;
 use std::os::fd::RawFd;
@@ -34,8 +33,6 @@ use std::time::Duration;
 const STALLS_PER_DEADLINE: u32 = 6;
 /// The same of one that has copies: no more, for all writes wait for it.
 const STALL_MAX_COPIED: Duration = Duration::from_secs(1);
-/// Bytes of one trim.
-const TRIM_LEN_MAX: u64 = 4 << 20;
 /// Follows the addresses where pages are not to be encrypted.
 const PLAIN: &str = "?encrypt=off";
 
@@ -91,10 +88,9 @@ impl NetworkStore {
     ) -> Result<NetworkStore> {
         let path = PathBuf::from(&place.text);
         check_capacity(&path, capacity)?;
-        let stall = deadline / STALLS_PER_DEADLINE;
-        let has_copies = place.addresses.len() > 1;
-        let stall = if has_copies { stall.min(STALL_MAX_COPIED) } else { stall };
-        let times = NbdTimes { connect: deadline / STALLS_PER_DEADLINE, stall };
+        let connect = deadline / STALLS_PER_DEADLINE;
+        let stall_max = if place.addresses.len() > 1 { STALL_MAX_COPIED } else { Duration::MAX };
+        let times = NbdTimes { connect, stall: connect.min(stall_max) };
         let client = Client::connect(&place.addresses, times).map_err(unusable)?;
         for at in 0..place.addresses.len() {
             tend(&client, at)?;
@@ -144,10 +140,11 @@ fn take(
 ) -> std::result::Result<(), String> {
     let _ours = keep_local();
     let len = client.capacity();
-    let errno = |error: std::io::Error| Errno(error.raw_os_error().unwrap_or(EIO));
     let mut read = |into: &mut Buffer, offset: u64| {
         let count = into.len().min((len - offset) as usize);
-        client.read_from(at, offset, &mut into[..count]).map_err(errno)?;
+        client
+            .read_from(at, offset, &mut into[..count])
+            .map_err(|error| Errno(error.raw_os_error().unwrap_or(EIO)))?;
         Ok(count)
     };
     let holds = Contents::look_at(&mut read, true, len)
@@ -157,17 +154,15 @@ fn take(
             "holds {holds}, which would be lost; name another one, or set `overwrite:on` if nobody needs that"
         ));
     }
-    let mut written = Ok(());
+    let write = |offset, mut bytes: Vec<u8>| {
+        let written = client.write_to(at, offset, &mut bytes);
+        written.map_err(|error| format!("cannot be written: {error}"))
+    };
     if !holds.is_free() {
-        let end = tail(len)..len;
-        for part in [0..LOOKED_AT.min(len), end] {
-            let mut zeros = vec![0; (part.end - part.start) as usize];
-            written = written.and_then(|()| client.write_to(at, part.start, &mut zeros));
-        }
+        write(0, vec![0; LOOKED_AT.min(len) as usize])?;
+        write(tail(len), vec![0; (len - tail(len)) as usize])?;
     }
-    written
-        .and_then(|()| client.write_to(at, 0, &mut mark(own)))
-        .map_err(|error| format!("cannot be written: {error}"))
+    write(0, mark(own).to_vec())
 }
 
 /// The first block of an export that is this process's.
@@ -198,8 +193,6 @@ unsafe impl Store for NetworkStore {
             queue: queue.map_err(sys::failed("connect"))?,
             pages: self.pages.clone(),
             name: Arc::clone(&self.name),
-            watched: [-1; WATCHES_MAX],
-            watches: 0,
         }))
     }
 
@@ -211,18 +204,18 @@ unsafe impl Store for NetworkStore {
     }
 
     fn sync(&self) -> Result<()> {
-        let errno = |error: std::io::Error| error.raw_os_error().unwrap_or(EIO);
-        self.client.flush().map_err(|error| self.failed("sync", 0, 0, errno(error)))
+        let failed = |error: std::io::Error| error.raw_os_error().unwrap_or(EIO);
+        self.client.flush().map_err(|error| self.failed("sync", 0, 0, failed(error)))
     }
 
     unsafe fn discard(&self, offset: u64, len: u64) -> Result<()> {
         check_range(offset, len, self.capacity());
-        for at in (offset..offset + len).step_by(TRIM_LEN_MAX as usize) {
-            let piece = TRIM_LEN_MAX.min(offset + len - at);
-            let trimmed = self.client.trim(self.pages.start + at, piece);
-            trimmed.map_err(|errno| self.failed("discard", at, piece, errno))?;
-        }
-        Ok(())
+        let trimmed = self.client.trim(self.pages.start + offset, len);
+        trimmed.map_err(|errno| self.failed("discard", offset, len, errno))
+    }
+
+    fn server(&self, at: usize) -> Option<ServerStats> {
+        self.client.stats_of(at)
     }
 
     fn describe(&self) -> String {
@@ -241,8 +234,6 @@ struct NetworkQueue {
     queue: NbdQueue,
     pages: Range<u64>,
     name: Arc<str>,
-    watched: [RawFd; WATCHES_MAX],
-    watches: usize,
 }
 
 // SAFETY: the client's queue reports a request once, and copies bytes from and to its buffers itself, before that.
@@ -262,9 +253,7 @@ unsafe impl Queue for NetworkQueue {
     }
 
     fn watch(&mut self, fd: RawFd) -> Result<()> {
-        *self.watched.get_mut(self.watches).ok_or(WATCHES_FULL)? = fd;
-        self.watches += 1;
-        Ok(())
+        self.queue.watch(fd).then_some(()).ok_or(WATCHES_FULL)
     }
 
     fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(Completion)) -> Result<bool> {
@@ -279,8 +268,7 @@ unsafe impl Queue for NetworkQueue {
             let failed = |errno| Err(op.failed(name, end.offset - start, end.len.into(), errno));
             done(Completion { token: end.token, result: errno.map_or(Ok(()), failed) });
         };
-        let watched = &self.watched[..self.watches];
-        self.queue.wait(timeout, watched, &mut report).map_err(sys::failed("ppoll"))
+        self.queue.wait(timeout, &mut report).map_err(sys::failed("ppoll"))
     }
 
     fn in_flight(&self) -> u32 {

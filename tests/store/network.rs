@@ -6,6 +6,7 @@ use super::*;
 use crate::common::region;
 use crate::servers::{Announced, Plan, TestServer, WRITE, nbdkit};
 use farheap::region::{Region, RegionConfig};
+use farheap::store::ServerStats;
 use farheap::{Config, Stats};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -68,6 +69,7 @@ fn pages_are_encrypted_on_their_way_unless_told_otherwise() {
         run(&mut *queue, Op::Write, 0, &whole(&mut [Page([0x5a; PAGE])])).expect("write");
         let is_plain = server.control.memory()[1 << 20..][..PAGE].iter().all(|byte| *byte == 0x5a);
         assert_eq!(is_plain, device.ends_with("encrypt=off"), "{}", store.describe());
+        assert!(store.server(0).expect("a server").writes > 0 && store.server(1).is_none());
     }
 }
 
@@ -145,6 +147,10 @@ fn pages_outlive_one_of_two_servers_at_a_time() {
         std::thread::sleep(Duration::from_secs(3));
     }
     assert!(region.stats().poisoned == 0);
+    let counts: Vec<_> = region.servers().collect();
+    assert_eq!(counts.len(), 2);
+    let has_come_back = |server: &ServerStats| server.copied > 0 && server.connections > 0;
+    assert!(counts.iter().all(has_come_back), "{counts:?}");
 }
 
 #[test]

@@ -5,6 +5,7 @@
 
 use super::TierReport;
 use farheap::{ByteCount, Stats};
+use farheap_nbd::{SERVERS_MAX, ServerStats};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
@@ -62,6 +63,26 @@ impl Exposition {
                     }
                 }
             }
+            (0..SERVERS_MAX).for_each(|at| self.add_server(&labels, tier, at));
+        }
+    }
+
+    /// Adds the numbers of a server that a tier's pages are on, if there is one.
+    fn add_server(&mut self, labels: &str, tier: &TierReport, at: usize) {
+        for (name, _) in ServerStats::default().iter() {
+            let Some(value) = tier.values.get(&format!("server{at}_{name}")) else { continue };
+            let mut text = value.to_string();
+            let (metric, kind) = match name {
+                "state" => ("server_state".to_owned(), "gauge"),
+                "copied_bytes" => ("server_copied_bytes_total".to_owned(), "counter"),
+                "read_ns" => {
+                    text = (*value as f64 / 1e9).to_string();
+                    ("server_read_seconds".to_owned(), "gauge")
+                }
+                _ => metric(&format!("server_{name}")),
+            };
+            let help = format!("Count {name} of a server of a tier");
+            self.sample(&metric, kind, help, format!("{labels},server=\"{at}\""), text);
         }
     }
 
@@ -121,6 +142,23 @@ mod tests {
         exposition.add(7, "a\"b\\c\nd", ByteCount(5), &[]);
         let line = "\nfarheap_process_resident_bytes{pid=\"7\",program=\"a\\\"b\\\\c\\nd\"} 5\n";
         assert!(exposition.text().ends_with(line), "{}", exposition.text());
+    }
+
+    #[test]
+    fn servers_are_told_apart_by_a_label() {
+        let names = ["server0_reads", "server1_reads", "server1_read_ns", "server1_copied_bytes"];
+        let values = names.map(|name| (name.to_owned(), 5_000_000));
+        let tier = TierReport { name: "far".to_owned(), values: BTreeMap::from(values) };
+        let mut exposition = Exposition::default();
+        exposition.add(7, "a", ByteCount(5), &[tier]);
+        let text = exposition.text();
+        for line in [
+            "farheap_server_reads_total{pid=\"7\",tier=\"far\",server=\"0\"} 5000000\n",
+            "farheap_server_read_seconds{pid=\"7\",tier=\"far\",server=\"1\"} 0.005\n",
+            "# TYPE farheap_server_copied_bytes_total counter\n",
+        ] {
+            assert!(text.contains(line), "{text}");
+        }
     }
 
     #[test]

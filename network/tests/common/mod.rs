@@ -453,7 +453,7 @@ pub(crate) fn run(queue: &mut NbdQueue, is_read: bool, offset: u64, page: &mut P
             assert_eq!(ended, NbdEnd { token: 7, is_read, offset, len, ending: ended.ending });
             end = Some(ended.ending);
         };
-        queue.wait(Duration::from_millis(50), &[], &mut done).expect("a wait");
+        queue.wait(Duration::from_millis(50), &mut done).expect("a wait");
     }
     end.expect("ended")
 }
