@@ -46,6 +46,7 @@ def main():
         f"{info}/entry_points.txt": b"[console_scripts]\nfarheap = farheap:main\n",
         f"{info}/LICENSE-APACHE": (repository / "LICENSE-APACHE").read_bytes(),
         f"{info}/LICENSE-MIT": (repository / "LICENSE-MIT").read_bytes(),
+        f"{info}/NOTICES": (prefix / "share/doc/farheap/NOTICES").read_bytes(),
     }
     record = ""
     wheel = target / f"farheap-{version}-{tag}.whl"
