@@ -208,7 +208,11 @@ impl Heap {
         let store = store.map_or_else(|| open_store(&config), Ok)?;
         let region = match manager {
             Some(manager) => Region::create_under(manager, config.region(), store)?,
-            None => Arc::new(Region::create(config.region(), store)?),
+            None if config.asks_for_limit() || !config.far_is_auto() => {
+                Arc::new(Region::create(config.region(), store)?)
+            }
+            // Its limit follows what there is.
+            None => Arc::new(region::create(config.region(), store, None)?),
         };
         let threshold = threshold(&config, &region);
         if !region.serves_kernel_faults() && config.mode() == FaultMode::Handler {
@@ -220,7 +224,11 @@ impl Heap {
             .map(|limit| ProcessLimit::new(limit, config.far_is_auto(), config.asks_for_limit()));
         let beside = match (manager, limit) {
             (Some(manager), _) => Beside::Counted(LocalMemory::join(manager, &region)?),
-            (None, Some(Ok(limit))) => Beside::Bounded(Arc::new(limit)),
+            (None, Some(Ok(limit))) => {
+                // Far memory began with what others leave; it may have more when they do.
+                limit.set(limit.limit(), &region)?;
+                Beside::Bounded(Arc::new(limit))
+            }
             (None, Some(Err(error))) if config.asks_for_limit() => return Err(error),
             (None, _) => Beside::Nothing,
         };

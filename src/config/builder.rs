@@ -399,9 +399,14 @@ impl<F: FnOnce() -> probe::Memory> LimitBasis<F> {
             asked => Some(self.bytes("limit", asked)?),
         };
         let node = self.node_total().map(|total| ByteCount(total.0 / 2));
+        let minimum = RegionConfig::limit_min(options.page);
         let far = match (options.far_limit, limit) {
             (Limit::Auto | Limit::Off, Some(limit)) => {
-                [Some(limit), node, Some(options.span)].into_iter().flatten().min().unwrap_or(limit)
+                // What others have of the group they may give back.
+                let room = Some(&self.memory).filter(|_| matches!(options.limit, Limit::Auto));
+                let room = room.and_then(|memory| memory.room()).map(|room| room.max(minimum));
+                let bounds = [room, node, Some(options.span)];
+                bounds.into_iter().flatten().fold(limit, ByteCount::min)
             }
             (Limit::Auto | Limit::Off, None) => self.bytes("far_limit", Limit::Percent(50))?,
             (asked, _) => self.bytes("far_limit", asked)?,
@@ -411,7 +416,6 @@ impl<F: FnOnce() -> probe::Memory> LimitBasis<F> {
             return Err(invalid("far_limit", reason));
         }
         let far = limit.map_or(far, |limit| far.min(limit));
-        let minimum = RegionConfig::limit_min(options.page);
         if far < minimum {
             return Err(Error::LimitTooSmall { limit: far, minimum });
         }
@@ -479,17 +483,23 @@ mod tests {
     }
 
     #[test]
-    fn the_default_limit_in_a_control_group_is_nearly_all_that_it_has_left() {
+    fn the_default_limit_in_a_control_group_is_nearly_all_of_it() {
         let fullest = probe::CgroupLimit {
             bytes: ByteCount::mib(128),
             file: PathBuf::from("memory.max"),
             used: ByteCount::mib(48),
         };
         let resident = ByteCount::mib(40);
-        let group =
-            probe::Memory { fullest: Some(fullest), resident, ..machine(ByteCount::gib(4)) };
+        let cgroup = Some(fullest.clone());
+        let group = probe::Memory {
+            cgroup,
+            fullest: Some(fullest),
+            resident,
+            ..machine(ByteCount::gib(4))
+        };
         let config = build(Config::builder(), group.clone()).expect("defaults");
-        assert_eq!(config.limit(), Some(ByteCount::mib(40 + 75 - 1)));
+        let limits = (config.limit(), config.far_limit());
+        assert_eq!(limits, (Some(ByteCount::mib(128 - 8 - 1)), ByteCount::mib(40 + 80 - 5 - 1)));
         let config = build(Config::builder().limit(ByteCount::mib(96)), group).expect("a limit");
         assert_eq!(
             (config.limit(), config.far_limit()),

@@ -35,9 +35,9 @@ macro_rules! for_options {
         /// less than 8 MiB or 64 pages, the process is above this limit, and a message gives the limit
         /// that would do. Resident memory is read a hundred times a second.
         ///
-        /// Default: [`Limit::Auto`], what the process has resident and 15/16 of what the fullest of its
-        /// control groups has left; without a limit of a control group, half of what the machine
-        /// has available. Set it where others share the machine or the control group. A share in
+        /// Default: [`Limit::Auto`], what the fullest of its control groups has free at the moment, less a
+        /// margin; processes of a group that have this default share it. Without a limit of a control group,
+        /// half of what the machine has available. Set it where others share the machine or the control group. A share in
         /// percent is one of the control group's limit or the machine's memory. [`Limit::Off`]: only
         /// [`far_limit`](Builder::far_limit) bounds anything. Under a memory manager, whose limit
         /// counts local memory, start-up fails where this is set.

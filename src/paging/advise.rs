@@ -351,3 +351,9 @@ impl BlockedSteps {
         self.pages += 1;
     }
 }
+
+/// Pages that the region has read from its device: cheaper than all statistics.
+#[cfg(feature = "heap")]
+pub(crate) fn pages_in(region: &Region) -> u64 {
+    crate::paging::stats::pages_in(region.pager.counters())
+}

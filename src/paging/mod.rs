@@ -2,7 +2,7 @@
 //! `meta`, `store`, `limit`.
 
 #[cfg(not(loom))]
-mod advise;
+pub(crate) mod advise;
 #[cfg(not(loom))]
 mod config;
 #[cfg(not(loom))]

@@ -195,9 +195,6 @@ pub(crate) fn create(
     let _ours = keep_local();
     let config = config.check()?;
     let manager = under.map(|(manager, _)| manager);
-    if manager.is_none() {
-        Memory::warn_of(config.limit);
-    }
     // Asked of a thread that ends. Later its start might wait for the handlers that it is for.
     thread::may_give_way();
     let store = match config.encrypt {
@@ -266,7 +263,8 @@ impl Region {
     /// [`Error::LimitTooSmall`] for settings that cannot work, [`Error::Device`] for a store that
     /// another region uses, [`Error::Os`] when the kernel refuses resources.
     pub fn create(config: RegionConfig, store: Arc<dyn Store>) -> Result<Region> {
-        create(config, store, None)
+        let limit = config.limit;
+        create(config, store, None).inspect(|_| Memory::warn_of(limit))
     }
 
     /// [`create`](Region::create) under a memory manager: `config.limit` is then a ceiling, the

@@ -63,3 +63,9 @@ impl Stats {
         }
     }
 }
+
+/// Pages read from the device.
+#[cfg(feature = "heap")]
+pub(in crate::paging) fn pages_in(counters: &Counters) -> u64 {
+    counters.pages_in.reading()
+}

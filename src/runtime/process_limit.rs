@@ -6,23 +6,28 @@
 //! the far tier the rest of the limit. Threads that know beforehand what they will touch beside far
 //! memory have room made for it ([`ProcessLimit::make_room`]). Uses `sys` and `region`.
 //!
-//! A limit that nobody has named is what a control group leaves, and counts no memory of files: the kernel takes that
-//! back before it ends a process. Where files that are in use are taken back, the group is left more ([`FullGroup`]).
+//! A limit that nobody has named is a share of the control group, and counts no memory of files: the kernel takes that back
+//! before it ends a process. What the processes of a group have is settled without a word between them ([`GroupShare`]): each
+//! takes a half of what is free, and gives up its part of what is missing; one that reads far memory asks for a little more.
+//! So much flows from large processes to small ones until those that want more have as much as each other.
+//! Where files that are in use are taken back, more is left free.
 //!
 //! # Invariants
 //! 1. The tier has at most `limit - (resident - charged to the tier)`, and at least what it needs to
-//!    work; where that exceeds the limit, a warning on standard error says so. What a group leaves is the limit of the
-//!    resident memory that is not of files.
+//!    work; where that exceeds the limit, a warning on standard error says so. In a share of a group this is the resident
+//!    memory that is not of files.
 
 use crate::base::deadline::Deadline;
 use crate::base::error::Result;
 use crate::base::sync::{AtomicU64, Ordering};
 use crate::base::units::ByteCount;
+use crate::paging::advise::pages_in;
 use crate::paging::region::Region;
+
 use crate::sys::messages;
-use crate::sys::probe::{Memory, refaults};
+use crate::sys::probe::{CgroupLimit, GroupUse, Memory};
 use crate::sys::statm::Statm;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -36,20 +41,24 @@ const LOOK_SOON: Duration = Duration::from_millis(1);
 /// there, chunks of 2 MiB at once; until the program has touched them, what is not far seems to be less than it is.
 const SPAN: Duration = Duration::from_millis(100);
 
-/// How often a control group is looked at; that takes 100 us.
-const LOOK_AT_GROUP: Duration = Duration::from_millis(50);
-/// Pages of files that were taken from the group and read again since the last look. With more, 1/LEAVE_PART of the limit
-/// is left to the group in addition: to read code again and again is slower than far memory, and at last the kernel ends
-/// a process. So it is at the start, when code has to be read yet.
+/// How often it is asked what of a control group caches files; that takes 100 us.
+const LOOK_AT_FILES: Duration = Duration::from_millis(50);
+/// Pages of files that were taken from the group and read again since the last look. With more, 1/LEAVE_PART of the group
+/// is left free in addition: to read code again and again is slower than far memory, and at last the kernel ends a
+/// process. So it is at the start, when code has to be read yet.
 const REFAULTS: u64 = 64;
 const LEAVE_PART: u64 = 16;
-/// After how long 1/TAKE_PART of the limit is tried again.
+/// After how long 1/TAKE_PART of the group is tried again.
 const LEFT_FOR: Duration = Duration::from_secs(1);
 const TAKE_PART: u64 = 64;
+/// A process that reads far memory has 1/ASK_PART of the group more at each look: a tenth in a second.
+const ASK_PART: u64 = STEP;
+/// It keeps about 1/KEPT_PART of what it has free for what it reads.
+const KEPT_PART: u64 = 16;
 
 /// The tier's limit is raised in steps of this part of the process's limit: what the kernel says wavers,
 /// and each change wakes the evictor.
-const STEP: u64 = 256;
+const STEP: u64 = 1024;
 
 /// Growth between two looks that counts: 1/GROWTH of the limit.
 const GROWTH: u64 = 1024;
@@ -86,10 +95,9 @@ pub(super) struct ProcessLimit {
     /// True if memory of files counts. It does in a limit that somebody has named, not in what a control group leaves: the
     /// kernel takes files back before it ends a process of the group.
     counts_files: bool,
-    /// The control group whose rest the limit is.
-    group: Option<Mutex<FullGroup>>,
-    /// Bytes that are left to it.
-    left_to_group: AtomicU64,
+    /// The control group that the limit is a share of, and the bytes that this process may have of it at present.
+    group: Option<Mutex<GroupShare>>,
+    share: AtomicU64,
     statm: Statm,
     beside: Mutex<BesideFar>,
     /// Since when too little of the limit is left for far memory.
@@ -103,7 +111,7 @@ pub(super) struct ProcessLimit {
 struct CodeLeft {
     drop: fn(),
     at: Instant,
-    read: ByteCount,
+    read: u64,
 }
 
 /// Observations of memory that is not far.
@@ -112,21 +120,27 @@ struct BesideFar {
     bytes: RecentMax,
     /// Growth from one look to the next.
     growth: RecentMax,
-    last: u64,
+    last: Option<u64>,
+    /// Bytes of the limit that far memory does not get.
+    taken: u64,
     /// Bytes of shared memory, and when the kernel was asked for them.
     shared: Option<(Instant, u64)>,
 }
 
-/// A control group, and what is left to it because it was full.
+/// A part of a control group.
 #[derive(Debug)]
-struct FullGroup {
-    statistics: PathBuf,
-    /// At the last look, which was then.
-    refaults: u64,
+struct GroupShare {
+    bytes: u64,
+    /// Bytes of it for all processes together.
+    share: u64,
+    usage: GroupUse,
+    /// When it was asked about files.
     looked: Instant,
+    /// Bytes that stay free because files were taken back, and when that changed.
     left: u64,
-    /// When that changed.
     since: Instant,
+    /// Pages that far memory had read at the last look.
+    read: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -155,23 +169,48 @@ impl BesideFar {
     }
 }
 
-impl FullGroup {
-    /// Looks whether the group is full; returns how many bytes of `limit` to leave to it.
-    fn look(&mut self, limit: u64) -> u64 {
-        if self.looked.elapsed() < LOOK_AT_GROUP {
-            return self.left;
+impl GroupShare {
+    fn of(group: &CgroupLimit) -> GroupShare {
+        let usage = GroupUse::of(group.file.parent().unwrap_or(Path::new("")));
+        let (bytes, share, now) = (group.bytes.0, group.share().0, Instant::now());
+        GroupShare {
+            bytes,
+            share,
+            usage,
+            looked: now,
+            left: bytes / LEAVE_PART,
+            since: now,
+            read: 0,
         }
+    }
+
+    /// Returns how many bytes this process may have, which had `claimed` so far; `ahead` of the group will be used at once.
+    fn look(&mut self, claimed: u64, ahead: u64) -> u64 {
+        self.usage.look();
+        let is_tight = self.usage.used().0 > self.bytes.midpoint(self.share);
+        if is_tight || self.looked.elapsed() >= LOOK_AT_FILES {
+            self.look_at_files();
+        }
+        let used = self.usage.used().0 + ahead;
+        let most = self.share.saturating_sub(self.left);
+        if used <= most {
+            return claimed + (most - used) / 2;
+        }
+        let part = u128::from(used - most) * u128::from(claimed) / u128::from(used);
+        claimed.saturating_sub(part as u64)
+    }
+
+    fn look_at_files(&mut self) {
+        let before = self.usage.refaults();
+        self.usage.look_at_files();
         self.looked = Instant::now();
-        let refaults = refaults(&self.statistics).unwrap_or(self.refaults);
-        if refaults.saturating_sub(self.refaults) >= REFAULTS {
-            self.left = (self.left + limit / LEAVE_PART).min(limit / 2);
+        if self.usage.refaults().saturating_sub(before) >= REFAULTS {
+            self.left = (self.left + self.bytes / LEAVE_PART).min(self.bytes / 2);
             self.since = self.looked;
         } else if self.since.elapsed() >= LEFT_FOR {
-            self.left = self.left.saturating_sub(limit / TAKE_PART);
+            self.left = self.left.saturating_sub(self.bytes / TAKE_PART);
             self.since = self.looked;
         }
-        self.refaults = refaults;
-        self.left
     }
 }
 
@@ -184,37 +223,33 @@ impl ProcessLimit {
         counts_files: bool,
     ) -> Result<ProcessLimit> {
         let now = Instant::now();
-        let group = if counts_files { None } else { Memory::detect().fullest };
-        let group = group.map(|group| {
-            let statistics = group.statistics();
-            let refaults = refaults(&statistics).unwrap_or(0);
-            Mutex::new(FullGroup {
-                statistics,
-                refaults,
-                looked: now,
-                left: limit.0 / LEAVE_PART,
-                since: now,
-            })
-        });
+        let memory = if counts_files { Memory::default() } else { Memory::detect() };
+        let share = memory.room().map_or(u64::MAX, |room| room.0);
+        let group = memory.fullest.as_ref().map(|group| Mutex::new(GroupShare::of(group)));
         let (bytes, growth) = (RecentMax::new(now), RecentMax::new(now));
         Ok(ProcessLimit {
             limit: AtomicU64::new(limit.0),
             is_for_far,
             counts_files,
             group,
-            left_to_group: AtomicU64::new(0),
+            share: AtomicU64::new(share),
             statm: Statm::open()?,
-            beside: Mutex::new(BesideFar { bytes, growth, last: u64::MAX, shared: None }),
+            beside: Mutex::new(BesideFar { bytes, growth, last: None, taken: 0, shared: None }),
             over: Mutex::new(OverLimit::No),
             code: DROP_CODE
                 .get()
                 .filter(|_| counts_files)
-                .map(|&drop| Mutex::new(CodeLeft { drop, at: now, read: ByteCount::ZERO })),
+                .map(|&drop| Mutex::new(CodeLeft { drop, at: now, read: 0 })),
         })
     }
 
     pub(super) fn limit(&self) -> ByteCount {
         ByteCount(self.limit.load(Ordering::Relaxed))
+    }
+
+    /// Bytes that the process may have at present.
+    fn most(&self) -> u64 {
+        self.limit().0.min(self.share.load(Ordering::Relaxed))
     }
 
     /// Changes the limit, of far memory too where that has no limit of its own.
@@ -230,14 +265,39 @@ impl ProcessLimit {
     /// Gives far memory the part of the limit that the rest of the process does not use. Returns when to look again.
     pub(super) fn follow(&self, region: &Region) -> Duration {
         self.let_code_leave(region);
-        if let Some(group) = &self.group {
-            let left = group.lock().unwrap_or_else(PoisonError::into_inner).look(self.limit().0);
-            self.left_to_group.store(left, Ordering::Relaxed);
-        }
+        self.look_at_group(region);
         let Some(seen) = self.look(region, ByteCount::ZERO) else { return LOOK_EVERY };
         self.tell(ByteCount(seen.beside), seen.room < region.limit_min(), region);
-        let is_near = seen.resident + self.limit().0 / AHEAD >= self.limit().0;
+        let is_near = seen.resident + self.limit().0 / AHEAD >= self.most();
         if seen.grows && is_near { LOOK_SOON } else { LOOK_EVERY }
+    }
+
+    /// Takes what the group has for this process.
+    fn look_at_group(&self, region: &Region) {
+        let Some(group) = &self.group else { return };
+        let mut beside = self.beside.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(resident) = self.resident(&mut beside) else { return };
+        let (charged, taken) = (region.budget().charged().0, beside.taken);
+        // What is charged comes: it counts as used.
+        let claimed = charged + resident.saturating_sub(charged).max(beside.last.unwrap_or(0));
+        drop(beside);
+        let mut group = group.lock().unwrap_or_else(PoisonError::into_inner);
+        let read = pages_in(region);
+        let is_read = std::mem::replace(&mut group.read, read) != read;
+        // A region that is read keeps a little free under its limit, which it is not to lose by that.
+        let kept = (region.limit().0 + taken).saturating_sub(claimed).min(charged / KEPT_PART);
+        let (kept, asked) = if is_read { (kept, group.bytes / ASK_PART) } else { (0, 0) };
+        let share = group.look(claimed + kept, claimed - resident.min(claimed)) + asked;
+        self.share.store(share, Ordering::Relaxed);
+    }
+
+    /// Resident bytes that count.
+    fn resident(&self, beside: &mut BesideFar) -> Option<u64> {
+        let (resident, of_files) = self.statm.look()?;
+        Some(match self.counts_files {
+            true => resident.0,
+            false => resident.0.saturating_sub(of_files.0) + beside.shared(),
+        })
     }
 
     /// Evicts far memory for `len` bytes that the caller is about to touch, and waits until they fit, or
@@ -250,7 +310,7 @@ impl ProcessLimit {
         loop {
             let Some(seen) = self.look(region, len) else { return ByteCount(least) };
             let charged = region.budget().charged();
-            let left = self.limit().0.saturating_sub(seen.resident + len.0);
+            let left = self.most().saturating_sub(seen.resident + len.0);
             if left > 0 || charged <= seen.room.max(region.limit_min()) {
                 return ByteCount((left / CALLERS).max(least));
             }
@@ -269,22 +329,16 @@ impl ProcessLimit {
     /// Looks, and lets far memory have what is left beside `ahead`, which is not resident yet.
     fn look(&self, region: &Region, ahead: ByteCount) -> Option<Seen> {
         let mut beside = self.beside.lock().unwrap_or_else(PoisonError::into_inner);
-        let (resident, of_files) = self.statm.look()?;
-        let resident = match self.counts_files {
-            true => resident.0,
-            false => resident.0.saturating_sub(of_files.0) + beside.shared(),
-        };
+        let resident = self.resident(&mut beside)?;
         // Read after `resident`: a page that comes in between the two is not counted as local memory.
         let bytes = resident.saturating_sub(region.budget().charged().0);
         let now = Instant::now();
-        let grown = bytes.saturating_sub(beside.last);
-        beside.last = bytes;
+        let grown = bytes.saturating_sub(beside.last.replace(bytes).unwrap_or(bytes));
         let grows = grown > self.limit().0 / GROWTH;
         let grown =
             beside.growth.note(if grows { grown.min(self.limit().0 / AHEAD) } else { 0 }, now);
-        let left_to_group = self.left_to_group.load(Ordering::Relaxed);
-        let most = beside.bytes.note(bytes + ahead.0, now) + grown + left_to_group;
-        let room = ByteCount(self.limit().0.saturating_sub(most));
+        beside.taken = beside.bytes.note(bytes + ahead.0, now) + grown;
+        let room = ByteCount(self.most().saturating_sub(beside.taken));
         let had = region.limit();
         if room < had || room.0 - had.0 >= self.limit().0 / STEP {
             region.leave_room(room);
@@ -301,8 +355,8 @@ impl ProcessLimit {
             return;
         }
         let Some(of_files) = self.statm.of_files() else { return };
-        let read = region.stats().bytes_read;
-        if of_files.0 >= self.limit().0 / CODE_MIN && read.0 >= left.read.0 + of_files.0 {
+        let read = pages_in(region) * region.page_size().0;
+        if of_files.0 >= self.limit().0 / CODE_MIN && read >= left.read + of_files.0 {
             (left.drop)();
             left.read = read;
         }
@@ -316,15 +370,20 @@ impl ProcessLimit {
             _ if !is_over => OverLimit::No,
             OverLimit::No => OverLimit::Since(Instant::now()),
             OverLimit::Since(since) if since.elapsed() >= OVER_MAX => {
-                let (limit, floor) = (self.limit(), region.limit_min());
+                let (limit, floor) = (ByteCount(self.most()), region.limit_min());
+                let whose = if self.group.is_some() {
+                    "the share of its control group that others leave it,"
+                } else {
+                    "its limit of"
+                };
                 let would_do = ByteCount((beside.0 + floor.0).next_multiple_of(1 << 20));
                 messages::tell(
                     "the process is above its limit",
                     messages::WARNINGS_MAX,
                     format_args!(
-                        "the process is above its limit of {limit}: {beside} of it is not far memory \
-                         (code, stacks, local memory, memory mapped by the program), and far \
-                         memory needs {floor}. A limit of {would_do} would do, more is faster"
+                        "the process is above {whose} {limit}: {beside} of it is not far memory (code, stacks, \
+                         local memory, memory mapped by the program), and far memory needs {floor}. A limit of {would_do} \
+                         would do, more is faster"
                     ),
                 );
                 OverLimit::Told

@@ -14,9 +14,9 @@ mod host;
 mod nodes;
 
 pub use contents::Contents;
-pub(crate) use host::address_space;
 #[cfg(feature = "heap")]
-pub(crate) use host::refaults;
+pub(crate) use host::GroupUse;
+pub(crate) use host::address_space;
 pub use host::{CgroupLimit, Memory};
 pub use nodes::NumaNode;
 

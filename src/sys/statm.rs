@@ -9,10 +9,8 @@ use super::vm::KERNEL_PAGE;
 use crate::base::error::Result;
 use crate::base::units::ByteCount;
 use std::fs::File;
-#[cfg(feature = "heap")]
 use std::io::Read;
 use std::os::unix::fs::FileExt;
-#[cfg(feature = "heap")]
 use std::path::Path;
 
 /// Bytes of its text: seven numbers of at most 20 digits.
@@ -71,7 +69,6 @@ impl Statm {
 }
 
 /// The text of a file, as far as there is room. Allocates nothing: what reads it again and again must not.
-#[cfg(feature = "heap")]
 pub(crate) fn read_text<'a>(path: &Path, into: &'a mut [u8]) -> Option<&'a str> {
     let mut file = File::open(path).ok()?;
     let mut len = 0;

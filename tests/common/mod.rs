@@ -3,6 +3,7 @@
 
 pub(crate) mod child;
 pub(crate) mod faulty;
+pub(crate) mod group;
 pub(crate) mod hooked;
 pub(crate) mod numbered;
 pub(crate) mod place;

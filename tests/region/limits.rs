@@ -6,6 +6,7 @@
 #![expect(clippy::disallowed_methods, reason = "does to far memory what a program may do")]
 
 use crate::common::child::{case, run};
+use crate::common::group::Group;
 use crate::common::{eventually, mem_store, watchdog};
 use farheap::manager::MemoryManager;
 use farheap::pool::PoolConfig;
@@ -342,33 +343,6 @@ fn a_limit_below_what_tables_need_is_refused_and_the_least_works() {
     assert!(stats.resident_bytes <= minimum && stats.poisoned == 0, "{stats}");
 }
 
-/// A control group with a memory limit, removed when dropped.
-struct Group(std::path::PathBuf);
-
-impl Group {
-    /// `None` where none can be made.
-    fn new(limit: ByteCount) -> Option<Group> {
-        let name = format!("farheap-test-{}", std::process::id());
-        let versions =
-            [("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")];
-        versions.into_iter().find_map(|(mount, file)| {
-            let group = Group(std::path::Path::new(mount).join(&name));
-            std::fs::create_dir(&group.0).ok()?;
-            // Not created: only what the kernel offers.
-            let mut file = std::fs::File::options().write(true).open(group.0.join(file)).ok()?;
-            std::io::Write::write_all(&mut file, limit.get().to_string().as_bytes()).ok()?;
-            Some(group)
-        })
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        // The child has ended, and so has its membership.
-        let _ = std::fs::remove_dir(&self.0);
-    }
-}
-
 #[test]
 fn a_limit_above_the_control_groups_is_warned_of_at_the_start() {
     const NAME: &str = "a_limit_above_the_control_groups_is_warned_of_at_the_start";
@@ -381,18 +355,13 @@ fn a_limit_above_the_control_groups_is_warned_of_at_the_start() {
         };
         let warning = "that the process can have in its control group";
         for (limit, warns) in [("64", false), ("512", true), ("manager", true)] {
-            let procs = group.0.join("cgroup.procs");
-            let ended = run(NAME, limit, |command| {
-                command.env("FARHEAP_TEST_GROUP", procs);
-            });
+            let ended = run(NAME, limit, |command| group.admit(command));
             ended.expect_success();
             assert_eq!(ended.text.contains(warning), warns, "{limit}: {}", ended.text);
         }
         return;
     };
-    if let Some(procs) = std::env::var_os("FARHEAP_TEST_GROUP") {
-        std::fs::write(procs, std::process::id().to_string()).expect("joins the group");
-    }
+    Group::join();
     let limit = match case.as_str() {
         "machine" => ByteCount::gib(64 << 10),
         "manager" => {

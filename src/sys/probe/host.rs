@@ -4,7 +4,7 @@
 
 use crate::base::units::ByteCount;
 use crate::sys::messages;
-use crate::sys::statm::{Statm, mem_info};
+use crate::sys::statm::{Statm, mem_info, read_text};
 use libc::RLIM_INFINITY;
 use nix::sys::resource::{Resource, getrlimit};
 use std::fs;
@@ -51,19 +51,69 @@ impl CgroupLimit {
         ByteCount(self.bytes.0.saturating_sub(self.used.0))
     }
 
-    /// Its file of statistics.
-    #[cfg(feature = "heap")]
-    pub(crate) fn statistics(&self) -> PathBuf {
-        self.file.with_file_name("memory.stat")
+    /// Bytes that a process may have of the group when it is alone there.
+    pub(crate) fn share(&self) -> ByteCount {
+        ByteCount(self.bytes.0 - margin(self.bytes.0).min(self.bytes.0))
     }
 }
 
-/// How many pages of files the kernel has taken back from a group, of this file of statistics, although they were in use:
-/// they were read again soon. Allocates nothing.
-#[cfg(feature = "heap")]
-pub(crate) fn refaults(statistics: &Path) -> Option<u64> {
-    let mut text = [0; 16 << 10];
-    group_field(crate::sys::statm::read_text(statistics, &mut text)?, "workingset_refault_file")
+/// Bytes left free of so much memory of a group: the kernel charges more than what is resident to it, 1.5 and 1 % in
+/// groups of 96 and 256 MiB (examples/limit), mostly page tables; and other processes may need some at once.
+fn margin(bytes: u64) -> u64 {
+    const LEAST: u64 = 1 << 20;
+    bytes / 16 + LEAST
+}
+
+/// The use of a control group. A look allocates nothing.
+#[derive(Debug)]
+pub(crate) struct GroupUse {
+    current: PathBuf,
+    statistics: PathBuf,
+    /// Bytes, at the last look, and what of them caches files: the kernel takes that back first.
+    charged: u64,
+    of_files: u64,
+    /// Pages of files that the kernel has taken from the group although they were in use: they were read again soon.
+    refaults: u64,
+}
+
+impl GroupUse {
+    /// The use of the group with this folder, in either version.
+    pub(crate) fn of(dir: &Path) -> GroupUse {
+        let current = ["memory.current", "memory.usage_in_bytes"].map(|name| dir.join(name));
+        let current = current.into_iter().find(|file| file.exists()).unwrap_or_default();
+        let statistics = dir.join("memory.stat");
+        let mut new = GroupUse { current, statistics, charged: 0, of_files: 0, refaults: 0 };
+        new.look();
+        new.look_at_files();
+        new
+    }
+
+    /// Looks at what is charged; takes 5 us.
+    pub(crate) fn look(&mut self) {
+        let mut text = [0; 32];
+        let number = read_text(&self.current, &mut text);
+        self.charged = number.and_then(|text| text.trim().parse().ok()).unwrap_or(self.charged);
+    }
+
+    /// Looks at what of it caches files; takes 100 us.
+    pub(crate) fn look_at_files(&mut self) {
+        let mut text = [0; 16 << 10];
+        let Some(text) = read_text(&self.statistics, &mut text) else { return };
+        let field = |name| group_field(text, name).unwrap_or(0);
+        self.of_files = field("inactive_file") + field("active_file");
+        self.refaults = field("workingset_refault_file");
+    }
+
+    /// Pages of files that came back after they had been taken from the group.
+    #[cfg(feature = "heap")]
+    pub(crate) fn refaults(&self) -> u64 {
+        self.refaults
+    }
+
+    /// Bytes that the group uses, without caches of files.
+    pub(crate) fn used(&self) -> ByteCount {
+        ByteCount(self.charged.saturating_sub(self.of_files))
+    }
 }
 
 impl Memory {
@@ -91,20 +141,23 @@ impl Memory {
         self.total.into_iter().chain(group).min()
     }
 
-    /// The limit of a process that may have what is left: of a control group all but a margin, of a machine half.
+    /// The limit of a process that may have what there is: of a control group all but a margin, of what the machine has left
+    /// half.
     pub(crate) fn auto_limit(&self) -> Option<ByteCount> {
-        let of_group = self.fullest.as_ref().map(|group| self.room_in(group));
+        let of_group = self.cgroup.as_ref().map(CgroupLimit::share);
         let of_machine =
             self.left.or(self.total).map(|left| ByteCount(self.resident.0 + left.0 / 2));
         of_group.into_iter().chain(of_machine).min()
     }
 
-    /// Bytes that this process can have resident in a control group beside what the kernel charges to the group for it: 1.5 and
-    /// 1 % in groups of 96 and 256 MiB (examples/limit), mostly page tables.
+    /// Bytes that this process can have resident in its control groups at the moment.
+    pub(crate) fn room(&self) -> Option<ByteCount> {
+        self.fullest.as_ref().map(|group| self.room_in(group))
+    }
+
     fn room_in(&self, group: &CgroupLimit) -> ByteCount {
-        const LEAST: u64 = 1 << 20;
         let left = group.left().0;
-        ByteCount(self.resident.0 + (left - left / 16).saturating_sub(LEAST))
+        ByteCount(self.resident.0 + left.saturating_sub(margin(left)))
     }
 
     /// Why `limit` cannot be reached, if so: the kernel's OOM killer ends the process, or the kernel
@@ -125,11 +178,9 @@ impl Memory {
         Some(format!("the limit of {limit} is more than the machine's memory, {total}"))
     }
 
-    /// Prints what speaks against a limit, unless it is a sixteenth of it: a limit of `auto` was found before the process,
-    /// and others of its group, took what they have by now.
+    /// Prints what speaks against a limit.
     pub(crate) fn warn_of(limit: ByteCount) {
-        let (memory, part) = (Memory::detect(), ByteCount(limit.0 - limit.0 / 16));
-        if let Some(why) = memory.objection(part).and_then(|_| memory.objection(limit)) {
+        if let Some(why) = Memory::detect().objection(limit) {
             let end = "the kernel may end the process before farheap makes room";
             let kind = "a limit is above what there is";
             messages::tell(kind, messages::WARNINGS_MAX, format_args!("{why}: {end}"));
@@ -211,19 +262,9 @@ fn limits(group: &GroupDir) -> impl Iterator<Item = CgroupLimit> + '_ {
     ancestors.flat_map(|dir| group.files.iter().map(move |file| (dir, dir.join(file)))).filter_map(
         |(dir, file)| {
             let bytes = read_number(&file).filter(|bytes| *bytes < UNLIMITED_FROM)?;
-            Some(CgroupLimit { bytes: ByteCount(bytes), file, used: used_of(dir) })
+            Some(CgroupLimit { bytes: ByteCount(bytes), file, used: GroupUse::of(dir).used() })
         },
     )
-}
-
-/// Bytes that a group uses, in either version, without caches of files.
-fn used_of(dir: &Path) -> ByteCount {
-    let current = ["memory.current", "memory.usage_in_bytes"];
-    let current = current.iter().find_map(|file| read_number(dir.join(file))).unwrap_or(0);
-    let stat = fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
-    let cached = |name| group_field(&stat, name).unwrap_or(0);
-    let cached = cached("inactive_file") + cached("active_file");
-    ByteCount(current.saturating_sub(cached))
 }
 
 /// A number of a group and the groups below, out of its `memory.stat`. Version 1 has fields of their own for those.

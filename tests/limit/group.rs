@@ -1,0 +1,73 @@
+//! Processes that share a control group without a limit of their own.
+//!
+//! Guards: G1.
+
+use crate::common::child::{case, run};
+use crate::common::group::Group;
+use crate::common::{eventually, heap};
+use allocator_api2::vec::Vec as FarVec;
+use farheap::{ByteCount, Far, Heap};
+use std::path::Path;
+
+/// A heap that may have what the group has, and `mib` of far numbers.
+fn start(mib: u64) -> Option<(Heap, FarVec<u64, Far>)> {
+    Group::join();
+    let heap = heap("capacity:512MiB")?;
+    let mut numbers = FarVec::new_in(Far);
+    numbers.extend(0..mib << 17);
+    Some((heap, numbers))
+}
+
+fn expect_all(numbers: &[u64]) {
+    assert!(numbers.iter().enumerate().all(|(at, number)| *number == at as u64));
+}
+
+/// Has more data than the group takes, until the other one has got its part.
+fn large(dir: &Path) {
+    let Some((heap, numbers)) = start(160) else { return };
+    std::fs::write(dir.join("filled"), "").expect("room");
+    assert!(eventually(|| dir.join("done").exists()), "the other one waits for ever");
+    expect_all(&numbers);
+    drop(numbers);
+    heap.shutdown().expect("nothing is in use");
+}
+
+/// Comes when the group is full, and reads what it has until it may keep it.
+fn small(dir: &Path) {
+    if !eventually(|| dir.join("filled").exists()) {
+        return;
+    }
+    let Some((heap, numbers)) = start(40) else { return };
+    let got = eventually(|| {
+        expect_all(&numbers);
+        heap.stats().limit_bytes > ByteCount::mib(32)
+    });
+    assert!(got, "{}", heap.stats());
+    std::fs::write(dir.join("done"), "").expect("room");
+    drop(numbers);
+    heap.shutdown().expect("nothing is in use");
+}
+
+#[test]
+fn a_process_gets_memory_of_its_full_group_from_one_that_has_more() {
+    const NAME: &str = "a_process_gets_memory_of_its_full_group_from_one_that_has_more";
+    if let Some(case) = case(NAME) {
+        let (who, dir) = case.split_once('/').expect("given below");
+        return if who == "large" { large(Path::new(dir)) } else { small(Path::new(dir)) };
+    }
+    let Some(group) = Group::new(ByteCount::mib(128)) else {
+        println!("skipped: no control group can be made here");
+        return;
+    };
+    let dir = tempfile::tempdir().expect("a directory");
+    std::thread::scope(|scope| {
+        let ends = ["large", "small"].map(|who| {
+            let case = format!("{who}/{}", dir.path().display());
+            let group = &group;
+            scope.spawn(move || run(NAME, &case, |command| group.admit(command)))
+        });
+        for end in ends {
+            end.join().expect("it ran").expect_success();
+        }
+    });
+}
