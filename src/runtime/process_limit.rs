@@ -131,7 +131,7 @@ struct BesideFar {
 #[derive(Debug)]
 struct GroupShare {
     bytes: u64,
-    /// Bytes of it for all processes together.
+    /// Bytes of it for a process alone there, and for all together: the rest stays free where there are others.
     share: u64,
     usage: GroupUse,
     /// When it was asked about files.
@@ -192,7 +192,11 @@ impl GroupShare {
             self.look_at_files();
         }
         let used = self.usage.used().0 + ahead;
-        let most = self.share.saturating_sub(self.left);
+        // Others may need some at once: a half of what they have, the kernel's tables included.
+        const LEAST: u64 = 1 << 20;
+        let others = (used.saturating_sub(claimed) + LEAST) / 2;
+        let most = self.bytes - others.min(self.bytes - self.share);
+        let most = most.saturating_sub(self.left);
         if used <= most {
             return claimed + (most - used) / 2;
         }
