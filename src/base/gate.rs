@@ -3,11 +3,13 @@
 //! ```text
 //!   open --close(Evictor)--> evictors stand still --close(All)--> all stand still --open--> open
 //!                                                       |
-//!                                 the thread that forks faults: the gate breaks and is open
+//!                                 the thread that forks faults, twice: the gate breaks and is open
 //! ```
 //! A thread stands still between two turns, when it is changing no page, so that words, frames and
 //! mappings agree in the child. It goes on reading faults and keeps them for later, so that it notices a
-//! fault of the forking thread, which would wait for ever: that one breaks the gate.
+//! fault of the forking thread, which would wait for ever: that one breaks the gate. It has to come again when the
+//! thread was woken: one that was read long before the thread looks at it may be of a thread that another one has
+//! served since, and which has gone on to fork.
 //!
 //! # Invariants
 //! 1. From the end of `close` until the gate opens or breaks, all closed threads are in `stand_still`: a
@@ -15,7 +17,7 @@
 //!    count beside it, a thread that has seen the gate open, and is still counted, would let the next
 //!    `close` pass and then go on.)
 
-use crate::base::sync::{AtomicBool, AtomicU32, Ordering};
+use crate::base::sync::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// How long a thread that stands still waits before it looks again.
@@ -50,16 +52,20 @@ pub(crate) struct Gate {
     /// The thread that forks.
     thread: AtomicU32,
     broken: AtomicBool,
+    /// Where that thread has faulted since the gate is closed; zero: nowhere.
+    fault: AtomicUsize,
 }
 
 impl Gate {
     pub(crate) fn new() -> Gate {
-        Gate { word: AtomicU32::new(0), thread: AtomicU32::new(0), broken: AtomicBool::new(false) }
+        let (word, thread) = (AtomicU32::new(0), AtomicU32::new(0));
+        Gate { word, thread, broken: AtomicBool::new(false), fault: AtomicUsize::new(0) }
     }
 
     /// Stops threads until `still` of them stand, because `thread` is going to fork. `call` wakes them.
     pub(crate) fn close(&self, what: Closed, thread: u32, still: u32, call: impl Fn()) {
         self.thread.store(thread, Ordering::Relaxed);
+        self.fault.store(0, Ordering::Relaxed);
         // Release: pairs with `is_closed`, after which the thread is read.
         self.word.fetch_or(what as u32, Ordering::AcqRel);
         call();
@@ -104,13 +110,19 @@ impl Gate {
         Ok(())
     }
 
-    /// A thread that stands still has read a fault of `thread`. If it is the one that forks, it has not
-    /// begun to, and waits: the gate opens, and the child is told ([`is_broken`](Self::is_broken)).
-    pub(crate) fn note_fault(&self, thread: u32) {
-        if thread == self.thread.load(Ordering::Relaxed) {
-            self.broken.store(true, Ordering::Release);
-            self.word.fetch_and(!CLOSED, Ordering::AcqRel);
+    /// A thread that stands still has read a fault of `thread` at `address`. If it is the one that forks, it has not begun
+    /// to, and waits: the gate opens, and the child is told ([`is_broken`](Self::is_broken)). `true`: that is not certain,
+    /// and the thread is to be woken, so that it faults again if it waits.
+    pub(crate) fn note_fault(&self, thread: u32, address: usize) -> bool {
+        if thread != self.thread.load(Ordering::Relaxed) {
+            return false;
         }
+        if self.fault.swap(address, Ordering::AcqRel) != address {
+            return true;
+        }
+        self.broken.store(true, Ordering::Release);
+        self.word.fetch_and(!CLOSED, Ordering::AcqRel);
+        false
     }
 }
 
@@ -122,10 +134,31 @@ fn pause() {
     std::thread::sleep(Duration::from_micros(20));
 }
 
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_of_the_thread_that_forks_breaks_the_gate_when_it_comes_again() {
+        let (gate, forker, page) = (Gate::new(), 7, 4096);
+        for _ in 0..2 {
+            gate.close(Closed::All, forker, 0, || ());
+            assert!(!gate.note_fault(forker + 1, page), "another thread may wait");
+            assert!(gate.note_fault(forker, page), "it may have been served since");
+            assert!(!gate.is_broken() && gate.is_closed(Closed::All));
+            assert!(gate.open(|| ()), "it was closed all the time");
+        }
+        gate.close(Closed::All, forker, 0, || ());
+        assert!(gate.note_fault(forker, page));
+        assert!(!gate.note_fault(forker, page));
+        assert!(gate.is_broken() && !gate.is_closed(Closed::All));
+        assert!(!gate.open(|| ()));
+    }
+}
+
 #[cfg(all(test, loom))]
 mod loom_tests {
     use super::*;
-    use crate::base::sync::AtomicUsize;
     use loom::thread;
     use std::sync::Arc;
 

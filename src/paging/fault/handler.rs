@@ -123,8 +123,11 @@ impl Handler {
             for at in 0..count {
                 self.note_moved(self.messages[at]);
                 if let Some(fault) = self.messages[at].fault() {
-                    gate.note_fault(fault.thread);
-                    self.faults.put_off(fault, Instant::now());
+                    if gate.note_fault(fault.thread, fault.address) {
+                        pager.mapper().wake(fault.address & !(pager.page_bytes() - 1));
+                    } else {
+                        self.faults.put_off(fault, Instant::now());
+                    }
                 }
             }
             self.sched.wait_for_call(pager.mapper().raw_fd(), LOOK_EVERY)

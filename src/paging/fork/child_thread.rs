@@ -167,8 +167,12 @@ impl Server {
                 let message = self.messages[at];
                 match message.fault() {
                     Some(fault) if fault.address != child.bell.addr() => {
-                        child.gate.note_fault(fault.thread);
-                        self.kept.push(message);
+                        if child.gate.note_fault(fault.thread, fault.address) {
+                            // A failed wake means that nobody can wait there.
+                            drop(self.uffd.wake(fault.address, KERNEL_PAGE));
+                        } else {
+                            self.kept.push(message);
+                        }
                     }
                     _ => self.bring_in(message),
                 }
