@@ -7,9 +7,9 @@
 //! ```
 //! A thread stands still between two turns, when it is changing no page, so that words, frames and
 //! mappings agree in the child. It goes on reading faults and keeps them for later, so that it notices a
-//! fault of the forking thread, which would wait for ever: that one breaks the gate. It has to come again when the
-//! thread was woken: one that was read long before the thread looks at it may be of a thread that another one has
-//! served since, and which has gone on to fork.
+//! fault of the forking thread, which would wait for ever: that one breaks the gate, if it comes again
+//! after the thread was woken. A fault may be stale: another handler may have served its thread, which went on to
+//! fork, between the read of the fault and the look at it.
 //!
 //! # Invariants
 //! 1. From the end of `close` until the gate opens or breaks, all closed threads are in `stand_still`: a
@@ -113,6 +113,7 @@ impl Gate {
     /// A thread that stands still has read a fault of `thread` at `address`. If it is the one that forks, it has not begun
     /// to, and waits: the gate opens, and the child is told ([`is_broken`](Self::is_broken)). `true`: that is not certain,
     /// and the thread is to be woken, so that it faults again if it waits.
+    #[must_use]
     pub(crate) fn note_fault(&self, thread: u32, address: usize) -> bool {
         if thread != self.thread.load(Ordering::Relaxed) {
             return false;

@@ -37,14 +37,14 @@ macro_rules! for_options {
         ///
         /// Default: [`Limit::Auto`], what the fullest of its control groups has free at the moment, less a
         /// margin; processes of a group that have this default share it. Without a limit of a control group,
-        /// half of what the machine has available. Set it where others share the machine or the control group. A share in
+        /// half of what the machine has available at the start. Set it where others share the machine. A share in
         /// percent is one of the control group's limit or the machine's memory. [`Limit::Off`]: only
         /// [`far_limit`](Builder::far_limit) bounds anything. Under a memory manager, whose limit
         /// counts local memory, start-up fails where this is set.
         limit: limit(Limit) or "off" = Limit::Auto,
             "the maximum resident memory of the process, in bytes",
             { heap c bytes limit, "size, share of the memory available, `auto`, or `off`", "",
-              "others share the machine or the container" };
+              "others share the machine" };
 
         /// It is at least 8 MiB, and at least 64 pages, and has no effect above
         /// [`limit`](Builder::limit). Pages, staging frames and tables of far memory count.

@@ -41,7 +41,7 @@ const LOOK_SOON: Duration = Duration::from_millis(1);
 /// there, chunks of 2 MiB at once; until the program has touched them, what is not far seems to be less than it is.
 const SPAN: Duration = Duration::from_millis(100);
 
-/// How often it is asked what of a control group caches files; that takes 100 us.
+/// How often it is asked what of a control group caches files; that takes 10 us and more.
 const LOOK_AT_FILES: Duration = Duration::from_millis(50);
 /// Pages of files that were taken from the group and read again since the last look. With more, 1/LEAVE_PART of the group
 /// is left free in addition: to read code again and again is slower than far memory, and at last the kernel ends a
@@ -186,6 +186,7 @@ impl GroupShare {
 
     /// Returns how many bytes this process may have, which had `claimed` so far; `ahead` of the group will be used at once.
     fn look(&mut self, claimed: u64, ahead: u64) -> u64 {
+        const LEAST: u64 = 1 << 20;
         self.usage.look();
         let is_tight = self.usage.used().0 > self.bytes.midpoint(self.share);
         if is_tight || self.looked.elapsed() >= LOOK_AT_FILES {
@@ -193,7 +194,6 @@ impl GroupShare {
         }
         let used = self.usage.used().0 + ahead;
         // Others may need some at once: a half of what they have, the kernel's tables included.
-        const LEAST: u64 = 1 << 20;
         let others = (used.saturating_sub(claimed) + LEAST) / 2;
         let most = self.bytes - others.min(self.bytes - self.share);
         let most = most.saturating_sub(self.left);

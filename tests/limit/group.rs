@@ -24,8 +24,10 @@ fn expect_all(numbers: &[u64]) {
 
 /// Has more data than the group takes, until the other one has got its part.
 fn large(dir: &Path) {
-    let Some((heap, numbers)) = start(160) else { return };
+    let started = start(160);
+    // Without a heap, too: the other one waits for it.
     std::fs::write(dir.join("filled"), "").expect("room");
+    let Some((heap, numbers)) = started else { return };
     assert!(eventually(|| dir.join("done").exists()), "the other one waits for ever");
     expect_all(&numbers);
     drop(numbers);

@@ -160,7 +160,8 @@ pub(super) fn memory(memory: &Memory, config: Option<&Config>) -> Check {
         }
         _ => format!("{available}, all of the machine's; no control group limits it"),
     };
-    match config.and_then(|config| memory.objection(config.limit().unwrap_or(config.far_limit()))) {
+    // Not the limit of the process: what nobody has named follows what the group leaves.
+    match config.and_then(|config| memory.objection(config.far_limit())) {
         Some(why) => Check::new(NAME, Verdict::Warn, found)
             .meaning(format!("{why}: the kernel may end the process before farheap makes room"))
             .repair("export FARHEAP_CONF=limit:auto"),
@@ -407,6 +408,8 @@ mod tests {
         let check = memory(&found, Some(&config("limit:512MiB")));
         assert_eq!(check.verdict, Verdict::Warn);
         assert!(check.meaning[0].contains("115.2 MiB"), "{:?}", check.meaning);
+        let check = memory(&found, Some(&config("limit:512MiB,far_limit:64MiB")));
+        assert_eq!(check.verdict, Verdict::Pass, "far memory gives way: {:?}", check.meaning);
     }
 
     #[test]

@@ -95,7 +95,7 @@ impl GroupUse {
         self.charged = number.and_then(|text| text.trim().parse().ok()).unwrap_or(self.charged);
     }
 
-    /// Looks at what of it caches files; takes 100 us.
+    /// Looks at what of it caches files; takes 10 us and more.
     pub(crate) fn look_at_files(&mut self) {
         let mut text = [0; 16 << 10];
         let Some(text) = read_text(&self.statistics, &mut text) else { return };
