@@ -694,7 +694,7 @@ fn open_store(config: &Config) -> Result<Arc<dyn Store>> {
         };
     }
     #[cfg(not(feature = "network"))]
-    if let Some(device) = config.device().filter(|device| device.starts_with("nbd:")) {
+    if let Some(device) = config.device().filter(|path| path.to_string_lossy().contains("://")) {
         let reason = "farheap was built without its feature `network`".to_owned();
         return Err(Error::Device { path: device.to_owned(), reason });
     }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The port that servers listen on unless they are told otherwise.
 const PORT: u16 = 10809;
@@ -18,12 +18,16 @@ const PORT: u16 = 10809;
 /// assert!(!address.is_local());
 /// let address: ServerAddress = "nbd+unix:///?socket=/run/nbd.sock".parse()?;
 /// assert!(address.is_local());
+/// let address: ServerAddress = "nbds://memory.example/cold?tls-certificates=/etc/pki/nbd".parse()?;
+/// assert!(address.certificates().is_some());
 /// # Ok::<(), farheap_nbd::NetworkError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerAddress {
     place: ServerPlace,
     export: String,
+    /// Of TLS.
+    certificates: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,6 +83,19 @@ impl ServerAddress {
         matches!(self.place, ServerPlace::Unix(_))
     }
 
+    /// Directory of the certificates by which server and client know each other, for a server that is spoken to by TLS.
+    #[must_use]
+    pub fn certificates(&self) -> Option<&Path> {
+        self.certificates.as_deref()
+    }
+
+    /// The host's name, without brackets and port.
+    pub(crate) fn host(&self) -> &str {
+        let ServerPlace::Tcp(host) = &self.place else { return "" };
+        let host = host.rsplit_once(':').map_or(&host[..], |(host, _)| host);
+        host.trim_matches(['[', ']'])
+    }
+
     /// The export's name; mostly empty.
     #[must_use]
     pub fn export(&self) -> &str {
@@ -103,16 +120,22 @@ impl std::str::FromStr for ServerAddress {
     type Err = NetworkError;
 
     fn from_str(text: &str) -> Result<ServerAddress, NetworkError> {
-        const FORMS: &str = "write nbd://HOST/EXPORT, nbd://HOST:PORT/EXPORT or \
-                             nbd+unix:///EXPORT?socket=PATH";
+        const FORMS: &str = "write nbd://HOST/EXPORT, nbd://HOST:PORT/EXPORT, \
+                             nbds://HOST/EXPORT?tls-certificates=DIR or nbd+unix:///EXPORT?socket=PATH";
         let refused = |why: &str| Err(NetworkError::new(text, format!("{why}; {FORMS}")));
         let Some((scheme, rest)) = text.split_once("://") else { return refused("is no address") };
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (host, export) = rest.split_once('/').unwrap_or((rest, ""));
+        let certificates = query.strip_prefix("tls-certificates=").filter(|dir| !dir.is_empty());
         let place = match (scheme, query.strip_prefix("socket=")) {
             ("nbd", _) if !query.is_empty() => return refused("nothing follows the export's name"),
-            ("nbd", _) if host.is_empty() => return refused("names no host"),
-            ("nbd", _) => {
+            ("nbds", _) if certificates.is_none() => {
+                return refused(
+                    "names no directory with ca-cert.pem, client-cert.pem and client-key.pem",
+                );
+            }
+            ("nbd" | "nbds", _) if host.is_empty() => return refused("names no host"),
+            ("nbd" | "nbds", _) => {
                 // Colons of an IPv6 address are within brackets.
                 let has_port = host.rsplit(']').next().is_some_and(|end| end.contains(':'));
                 let port = if has_port { String::new() } else { format!(":{PORT}") };
@@ -124,15 +147,20 @@ impl std::str::FromStr for ServerAddress {
             ("nbd+unix", _) => return refused("names no socket"),
             _ => return refused("is of another kind"),
         };
-        Ok(ServerAddress { place, export: export.to_owned() })
+        let certificates = certificates.filter(|_| scheme == "nbds").map(PathBuf::from);
+        Ok(ServerAddress { place, export: export.to_owned(), certificates })
     }
 }
 
 impl fmt::Display for ServerAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.place {
-            ServerPlace::Tcp(host) => write!(f, "nbd://{host}/{}", self.export),
-            ServerPlace::Unix(path) => {
+        match (&self.place, &self.certificates) {
+            (ServerPlace::Tcp(host), None) => write!(f, "nbd://{host}/{}", self.export),
+            (ServerPlace::Tcp(host), Some(certificates)) => {
+                let (export, certificates) = (&self.export, certificates.display());
+                write!(f, "nbds://{host}/{export}?tls-certificates={certificates}")
+            }
+            (ServerPlace::Unix(path), _) => {
                 write!(f, "nbd+unix:///{}?socket={}", self.export, path.display())
             }
         }
@@ -151,6 +179,7 @@ mod tests {
             ("nbd://[::1]/x", "nbd://[::1]:10809/x"),
             ("nbd://[::1]:7/x", "nbd://[::1]:7/x"),
             ("nbd+unix:///x?socket=/run/s", "nbd+unix:///x?socket=/run/s"),
+            ("nbds://a/x?tls-certificates=/p", "nbds://a:10809/x?tls-certificates=/p"),
         ] {
             let address: ServerAddress = text.parse().expect(text);
             assert_eq!(address.to_string(), printed);
@@ -159,9 +188,27 @@ mod tests {
     }
 
     #[test]
+    fn a_certificate_is_asked_for_the_host_alone() {
+        for (host, name) in [("a", "a"), ("a:7", "a"), ("[::1]", "::1"), ("[::1]:7", "::1")] {
+            let address: ServerAddress =
+                format!("nbds://{host}/?tls-certificates=/p").parse().expect(host);
+            assert_eq!(address.host(), name);
+        }
+    }
+
+    #[test]
     fn what_is_no_address_is_refused_with_the_forms_there_are() {
-        for text in ["a", "nbd://", "nbd:///x", "nbd://a/x?y=z", "nbd+unix:///x", "nbd+vsock://1/"]
-        {
+        for text in [
+            "a",
+            "nbd://",
+            "nbd:///x",
+            "nbd://a/x?y=z",
+            "nbd+unix:///x",
+            "nbd+vsock://1/",
+            "nbds://a/x",
+            "nbds://a/x?tls-certificates=",
+            "nbds:///x?tls-certificates=/p",
+        ] {
             let error = text.parse::<ServerAddress>().expect_err(text);
             assert!(error.to_string().contains("nbd://HOST/EXPORT"), "{error}");
         }

@@ -1,8 +1,11 @@
 //! The fixed newstyle handshake: from a fresh connection to an export that takes requests.
 //!
 //! ```text
-//!   server's greeting -> flags -> option STRUCTURED_REPLY -> option GO: INFO ... -> ACK -> requests
+//!   server's greeting -> flags -> [option STARTTLS -> ACK -> TLS] -> option STRUCTURED_REPLY -> option GO: INFO ...
+//!     -> ACK -> requests
 //! ```
+//! TLS comes before anything else is asked for, and nothing that the server says before it is used.
+//!
 //! Everything that a server can make long has a bound here: the number of its answers, the length of each; the time is
 //! bounded by the stream.
 
@@ -18,6 +21,7 @@ const FIXED_NEWSTYLE: u16 = 1;
 /// Of the greeting: no 124 zeros at the end.
 const NO_ZEROES: u16 = 2;
 
+const OPTION_STARTTLS: u32 = 5;
 const OPTION_GO: u32 = 7;
 const OPTION_STRUCTURED_REPLY: u32 = 8;
 
@@ -128,15 +132,18 @@ struct Answer {
     data: Vec<u8>,
 }
 
-/// Haggles over the options and enters an export.
+/// Haggles over the options and enters an export, without TLS.
 ///
 /// # Errors
 /// Those of the stream; [`io::ErrorKind::InvalidData`] for a server that is none, [`io::ErrorKind::Unsupported`] for one
 /// that is too old, [`io::ErrorKind::PermissionDenied`] with its reason for one that refuses.
 pub fn shake_hands(stream: &mut (impl Read + Write), name: &str) -> io::Result<Export> {
-    if name.len() > NAME_LEN_MAX {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "the export's name is too long"));
-    }
+    greet(stream)?;
+    Export::enter(stream, name)
+}
+
+/// Begins: after that the server takes options.
+pub(crate) fn greet(stream: &mut (impl Read + Write)) -> io::Result<()> {
     let mut greeting = [0; 18];
     stream.read_exact(&mut greeting)?;
     if &greeting[..16] != GREETING {
@@ -146,11 +153,35 @@ pub fn shake_hands(stream: &mut (impl Read + Write), name: &str) -> io::Result<E
     if flags & FIXED_NEWSTYLE == 0 {
         return Err(io::Error::new(io::ErrorKind::Unsupported, "the server is too old"));
     }
-    stream.write_all(&u32::from(flags & (FIXED_NEWSTYLE | NO_ZEROES)).to_be_bytes())?;
+    stream.write_all(&u32::from(flags & (FIXED_NEWSTYLE | NO_ZEROES)).to_be_bytes())
+}
+
+/// Asks for TLS, which begins with the next byte. One that refuses is not used without.
+pub(crate) fn request_tls(stream: &mut (impl Read + Write)) -> io::Result<()> {
     let mut haggle = Haggle { stream, answers: 0 };
-    haggle.ask(OPTION_STRUCTURED_REPLY, &[])?;
-    let is_chunked = haggle.answer(OPTION_STRUCTURED_REPLY)?.kind == ANSWER_ACK;
-    haggle.go(name, is_chunked)
+    haggle.ask(OPTION_STARTTLS, &[])?;
+    match haggle.answer(OPTION_STARTTLS)?.kind {
+        ANSWER_ACK => Ok(()),
+        _ => {
+            let what = "it offers no TLS: start it with that (`nbdkit --tls=require`), or write nbd:// where nobody \
+                        else can listen";
+            Err(io::Error::new(io::ErrorKind::PermissionDenied, what))
+        }
+    }
+}
+
+impl Export {
+    /// Haggles over the options and enters an export.
+    pub(crate) fn enter(stream: &mut (impl Read + Write), name: &str) -> io::Result<Export> {
+        if name.len() > NAME_LEN_MAX {
+            let what = "the export's name is too long";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+        }
+        let mut haggle = Haggle { stream, answers: 0 };
+        haggle.ask(OPTION_STRUCTURED_REPLY, &[])?;
+        let is_chunked = haggle.answer(OPTION_STRUCTURED_REPLY)?.kind == ANSWER_ACK;
+        haggle.go(name, is_chunked)
+    }
 }
 
 struct Haggle<'a, S> {
@@ -227,7 +258,7 @@ fn refused(kind: u32, explanation: &[u8]) -> io::Error {
     let why = match kind & !ANSWER_ERROR {
         1 => "it does not know how to enter an export (option GO)",
         2 => "its policy forbids it",
-        5 => "it demands TLS",
+        5 => "it demands TLS: write nbds://HOST/EXPORT?tls-certificates=DIR",
         6 => "it has no such export",
         7 => "it is shutting down",
         8 => "it demands other block sizes",

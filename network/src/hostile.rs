@@ -6,6 +6,7 @@
 #![expect(unsafe_code, reason = "looks at the buffers of requests, and beside them")]
 
 use crate::link::{BufferTable, FlightEnd, Link};
+use crate::stream::Connection;
 use crate::sys::IoSlice;
 use crate::wire::{CHUNK_MAGIC, NbdCommand, REQUEST_LEN, SIMPLE_MAGIC};
 use std::io::{self, Read as _, Write as _};
@@ -117,7 +118,7 @@ struct Pair {
 impl Pair {
     fn new() -> Pair {
         Pair {
-            link: Link::new(DEPTH),
+            link: Link::new(DEPTH, false),
             server: UnixStream::pair().expect("a pair").0,
             vectors: BufferTable::new(DEPTH, PARTS),
             memory: (0..DEPTH).map(|_| GuardedBuffer::new()).collect(),
@@ -132,7 +133,7 @@ impl Pair {
         let (ours, server) = UnixStream::pair().expect("a pair");
         ours.set_nonblocking(true).expect("set");
         server.set_nonblocking(true).expect("set");
-        self.link.attach(ours.into(), is_chunked);
+        self.link.attach(Connection { fd: ours.into(), keys: None }, is_chunked);
         self.server = server;
         self.asked.clear();
         self.muted = None;

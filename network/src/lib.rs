@@ -6,7 +6,7 @@
 //!
 //! # What it is not
 //! No block device: ranges are written by one user at a time, and a write whose end is [`Ending::Late`] has used its
-//! place up. No TLS.
+//! place up.
 //!
 //! # Guarantees
 //! 1. A place that a write may still reach late is never written again in this process ([`Ending::Late`]).
@@ -31,8 +31,10 @@ mod queue;
 mod seat;
 mod server;
 mod shared;
+mod stream;
 mod sync;
 mod sys;
+mod tls;
 pub mod wire;
 
 pub use address::{NetworkError, ServerAddress};

@@ -7,14 +7,15 @@
 //! ```
 //! # Invariants
 //! 1. A flight ends once. After its end, and of one that was muted, nothing is written to its buffers.
-//! 2. A flight of which the kernel has got one byte never ends as `Unsent`.
+//! 2. A flight of which the kernel, or a TLS record, has got one byte never ends as `Unsent`.
 
 #![expect(unsafe_code, reason = "fills and sends the buffers of requests")]
 
-use crate::sys::{self, IoSlice, VECTOR_MAX};
+use crate::stream::{Connection, NbdStream};
+use crate::sys::{IoSlice, VECTOR_MAX};
 use crate::wire::{self, Body, Exchange, NbdCommand, REPLY_LEN_MAX, REQUEST_LEN, ReplyHead};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
 /// Bytes that are received beside those which go to buffers: heads, and data that comes with them. Copying a page of
@@ -113,7 +114,7 @@ struct Staging {
 /// See [module](self).
 #[derive(Debug)]
 pub(crate) struct Link {
-    fd: Option<OwnedFd>,
+    stream: NbdStream,
     is_chunked: bool,
     flights: Box<[LinkFlight]>,
     in_flight: usize,
@@ -130,7 +131,7 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    pub(crate) fn new(depth: usize) -> Link {
+    pub(crate) fn new(depth: usize, is_secured: bool) -> Link {
         let flight = |index| LinkFlight {
             exchange: None,
             cookie: index as u64,
@@ -140,7 +141,7 @@ impl Link {
             is_muted: false,
         };
         Link {
-            fd: None,
+            stream: NbdStream::new(is_secured),
             is_chunked: false,
             flights: (0..depth).map(flight).collect(),
             in_flight: 0,
@@ -155,21 +156,22 @@ impl Link {
     }
 
     /// Takes a connection that is ready for requests.
-    pub(crate) fn attach(&mut self, fd: OwnedFd, is_chunked: bool) {
-        assert!(self.fd.is_none() && self.in_flight == 0, "a link has one connection");
-        (self.fd, self.is_chunked, self.heard) = (Some(fd), is_chunked, Instant::now());
+    pub(crate) fn attach(&mut self, connection: Connection, is_chunked: bool) {
+        assert!(!self.stream.is_open() && self.in_flight == 0, "a link has one connection");
+        self.stream.attach(connection);
+        (self.is_chunked, self.heard) = (is_chunked, Instant::now());
         (self.staging.start, self.staging.end) = (0, 0);
         (self.next, self.queued_len, self.sent, self.incoming) = (0, 0, 0, None);
     }
 
     /// Gives the connection away, if nothing is on its way.
-    pub(crate) fn detach(&mut self) -> Option<OwnedFd> {
+    pub(crate) fn detach(&mut self) -> Option<Connection> {
         let is_idle = self.in_flight == 0 && self.staging.start == self.staging.end;
-        if is_idle { self.fd.take() } else { None }
+        if is_idle { self.stream.detach() } else { None }
     }
 
     pub(crate) fn is_open(&self) -> bool {
-        self.fd.is_some()
+        self.stream.is_open()
     }
 
     pub(crate) fn is_idle(&self) -> bool {
@@ -177,24 +179,22 @@ impl Link {
     }
 
     pub(crate) fn raw_fd(&self) -> Option<RawFd> {
-        self.fd.as_ref().map(AsRawFd::as_raw_fd)
+        self.stream.raw_fd()
     }
 
     /// Looks at a connection that has been idle for a while: a request that is sent on one which the server has ended
     /// counts as lost. Returns whether it can be used; one that cannot is given up.
     pub(crate) fn is_usable(&mut self) -> bool {
         const IDLE: Duration = Duration::from_millis(5);
-        let Some(fd) = &self.fd else { return false };
-        if self.in_flight == 0 && self.heard.elapsed() > IDLE && !sys::is_quiet(fd.as_fd()) {
-            self.fd = None;
-            return false;
+        if self.in_flight == 0 && self.heard.elapsed() > IDLE && !self.stream.is_quiet() {
+            self.stream.close();
         }
-        true
+        self.stream.is_open()
     }
 
     /// True if requests wait for the socket to take them.
     pub(crate) fn has_queued(&self) -> bool {
-        self.queued_len > 0
+        self.queued_len > 0 || self.stream.has_unsent()
     }
 
     /// True if the server has been silent for `stall` with requests in its hands.
@@ -207,7 +207,7 @@ impl Link {
     /// # Panics
     /// When there is no connection, or the number is in flight.
     pub(crate) fn start(&mut self, index: usize, command: NbdCommand, offset: u64, len: u32) {
-        assert!(self.fd.is_some(), "a request without a connection");
+        assert!(self.is_open(), "a request without a connection");
         if self.in_flight == 0 {
             self.heard = Instant::now();
         }
@@ -239,17 +239,16 @@ impl Link {
     /// When the connection is broken.
     pub(crate) fn pump_out(&mut self, vectors: &BufferTable) -> io::Result<()> {
         while self.queued_len > 0 {
-            let Some(fd) = &self.fd else { return Ok(()) };
             let mut parts = [IoSlice::NONE; VECTOR_MAX];
             let count = self.gather(vectors, &mut parts);
             // SAFETY: heads are this link's; the caller of `NbdQueue::push` keeps the buffers until the request's end
             // has been reported, and what is queued has not ended.
-            let Some(sent) = (unsafe { sys::send(fd.as_fd(), &parts[..count]) })? else {
+            let Some(sent) = (unsafe { self.stream.send(&parts[..count]) })? else {
                 return Ok(());
             };
             self.note_sent(sent);
         }
-        Ok(())
+        self.stream.flush().map(drop)
     }
 
     /// The first bytes to be sent; returns the number of their parts.
@@ -316,7 +315,6 @@ impl Link {
     /// Receives once: first what is missing of a reply's data, then behind it. Returns how much there was room for,
     /// and how much came.
     fn receive(&mut self, vectors: &BufferTable) -> io::Result<Option<(usize, usize)>> {
-        let Some(fd) = &self.fd else { return Ok(None) };
         let mut parts = [IoSlice::NONE; VECTOR_MAX];
         let (mut count, mut wanted) = (0, 0);
         if let Some(incoming) = self.incoming.filter(|incoming| !incoming.is_skipped) {
@@ -336,7 +334,7 @@ impl Link {
         let room = wanted + rest.len();
         // SAFETY: the staging area is this link's; the caller of `NbdQueue::push` leaves the buffers to the request
         // until its end has been reported, and this one has not ended, nor is it muted (invariant 1).
-        let Some(came) = (unsafe { sys::receive(fd.as_fd(), &parts[..=count]) })? else {
+        let Some(came) = (unsafe { self.stream.receive(&parts[..=count]) })? else {
             return Ok(None);
         };
         let direct = came.min(wanted);
@@ -454,17 +452,21 @@ impl Link {
 
     /// Ends a connection without requests as the protocol has it.
     pub(crate) fn take_leave(&mut self) {
-        let Some(fd) = self.detach() else { return };
-        let mut goodbye = wire::request(NbdCommand::Disconnect, 0, 0, 0);
-        let part = [IoSlice::new(goodbye.as_mut_ptr(), REQUEST_LEN)];
-        // SAFETY: the bytes live during the call. A server that does not get them sees the connection end.
-        let _ = unsafe { sys::send(fd.as_fd(), &part) };
+        if self.in_flight == 0 {
+            let mut goodbye = wire::request(NbdCommand::Disconnect, 0, 0, 0);
+            let part = [IoSlice::new(goodbye.as_mut_ptr(), REQUEST_LEN)];
+            // SAFETY: the bytes live during the call. A server that does not get them sees the connection end.
+            let _ = unsafe { self.stream.send(&part) };
+            self.stream.close();
+        }
     }
 
     /// Ends the connection, and with it all requests.
     pub(crate) fn break_off(&mut self, done: &mut dyn FnMut(usize, FlightEnd)) {
-        let Some(fd) = self.fd.take() else { return };
-        sys::abort(fd);
+        if !self.is_open() {
+            return;
+        }
+        self.stream.abort();
         for (index, flight) in self.flights.iter_mut().enumerate() {
             if flight.exchange.take().is_some() {
                 self.in_flight -= 1;

@@ -163,7 +163,7 @@ impl QueueLine {
                 self.server.ask(&self.seat);
                 return false;
             };
-            self.link.attach(seated.fd, seated.is_chunked);
+            self.link.attach(seated.connection, seated.is_chunked);
             self.life = seated.life;
         }
         true
@@ -254,7 +254,7 @@ impl NbdQueue {
             lines.push(QueueLine {
                 seat: server.add_seat(shared.wait_max())?,
                 server: Arc::clone(server),
-                link: Link::new(requests.pending.len()),
+                link: server.link(requests.pending.len()),
                 life: 0,
             });
         }

@@ -11,15 +11,16 @@
 
 use crate::address::{Endpoint, NetworkError, ServerAddress};
 use crate::blocks::{BLOCK, BlockSet};
-use crate::handshake::{Export, shake_hands};
+use crate::handshake::{Export, greet, request_tls};
 use crate::link::{BufferTable, FlightEnd, Link};
 use crate::seat::{Seat, Seated};
+use crate::stream::{Connection, NbdStream, Timed};
 use crate::sync::{AtomicBool, AtomicU64, Ordering};
-use crate::sys::{self, Awaited, IoSlice, Timed};
+use crate::sys::{self, Awaited, IoSlice};
+use crate::tls;
 use crate::wire::NbdCommand;
 use std::fmt;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
@@ -197,6 +198,11 @@ impl NbdServer {
         &self.export
     }
 
+    /// A link for connections to it, with this many requests.
+    pub(crate) fn link(&self, depth: usize) -> Link {
+        Link::new(depth, self.address.certificates().is_some())
+    }
+
     pub(crate) fn is_taken(&self) -> bool {
         self.state.load(Ordering::SeqCst) == ServerState::Taken as u64
     }
@@ -227,7 +233,7 @@ impl NbdServer {
     /// # Errors
     /// When it cannot be made, or the export is another's by now.
     pub(crate) fn add_seat(&self, wait: Duration) -> io::Result<Arc<Seat>> {
-        let seat = Arc::new(Seat::new());
+        let seat = Arc::new(Seat::default());
         match self.connect_again(wait) {
             Ok(Some(seated)) => seat.seat(seated),
             _ if self.has_others => drop(seat.ask()),
@@ -242,7 +248,7 @@ impl NbdServer {
 
     /// Adds a place for a connection that is made when it is asked for.
     pub(crate) fn add_empty_seat(&self) -> Arc<Seat> {
-        let seat = Arc::new(Seat::new());
+        let seat = Arc::new(Seat::default());
         self.seats.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&seat));
         seat
     }
@@ -327,12 +333,12 @@ impl NbdServer {
     /// Connects, and looks whether the export still is what it was; `None`: it is not, and never will be.
     fn connect_again(&self, wait: Duration) -> io::Result<Option<Seated>> {
         let deadline = Instant::now() + wait;
-        let (fd, export) = connect(&self.endpoint, self.address.export(), deadline)?;
+        let (connection, export) = connect(&self.endpoint, &self.address, deadline)?;
         if export.size() < self.export.size() || export.defect().is_some() {
             return Ok(None);
         }
-        let mut link = Link::new(1);
-        link.attach(fd, export.is_chunked());
+        let mut link = self.link(1);
+        link.attach(connection, export.is_chunked());
         // One at a time: of two that find zeros the second would note as lacking what was written by the first.
         let mark = self.tending.mark.lock().unwrap_or_else(PoisonError::into_inner);
         match look(&mark, &mut link, deadline)? {
@@ -342,8 +348,8 @@ impl NbdServer {
         }
         let life = self.life();
         drop(mark);
-        let fd = link.detach().ok_or(io::ErrorKind::InvalidData)?;
-        Ok(Some(Seated { fd, is_chunked: export.is_chunked(), life }))
+        let connection = link.detach().ok_or(io::ErrorKind::InvalidData)?;
+        Ok(Some(Seated { connection, is_chunked: export.is_chunked(), life }))
     }
 
     /// The server has begun anew, without what it held: it lacks everything from now on, and is marked again.
@@ -372,7 +378,7 @@ impl NbdServer {
         *self.tending.thread.lock().unwrap_or_else(PoisonError::into_inner) =
             Some(std::thread::current());
         let mut pause = PAUSE_MIN;
-        let mut control = Link::new(1);
+        let mut control = self.link(1);
         let mut looked = Instant::now();
         while !self.tending.is_closed.load(Ordering::SeqCst) && !self.is_taken() {
             let asked = self.asked_seat();
@@ -422,7 +428,7 @@ impl NbdServer {
         if !control.is_usable() {
             let seated = self.connect_again(wait).ok()?;
             let Some(seated) = seated else { return Some(false) };
-            control.attach(seated.fd, seated.is_chunked);
+            control.attach(seated.connection, seated.is_chunked);
             return Some(true);
         }
         let mark = self.tending.mark.lock().unwrap_or_else(PoisonError::into_inner);
@@ -470,16 +476,20 @@ fn look(mark: &Mark, link: &mut Link, deadline: Instant) -> io::Result<Found> {
 /// Looks an address up, and leaves again.
 fn enter(address: &ServerAddress, wait: Duration) -> Result<(Endpoint, Export), NetworkError> {
     let endpoint = address.look_up()?;
-    let (fd, export) = connect(&endpoint, address.export(), Instant::now() + wait)
+    let (connection, export) = connect(&endpoint, address, Instant::now() + wait)
         .map_err(|error| NetworkError::new(address, format!("cannot be used: {error}")))?;
-    let mut link = Link::new(1);
-    link.attach(fd, export.is_chunked());
+    let mut link = Link::new(1, address.certificates().is_some());
+    link.attach(connection, export.is_chunked());
     link.take_leave();
     Ok((endpoint, export))
 }
 
 /// Connects and enters the export.
-fn connect(endpoint: &Endpoint, export: &str, deadline: Instant) -> io::Result<(OwnedFd, Export)> {
+fn connect(
+    endpoint: &Endpoint,
+    address: &ServerAddress,
+    deadline: Instant,
+) -> io::Result<(Connection, Export)> {
     let fd = match endpoint {
         Endpoint::Unix(path) => sys::connect_unix(path)?,
         Endpoint::Tcp(addresses) => {
@@ -493,8 +503,23 @@ fn connect(endpoint: &Endpoint, export: &str, deadline: Instant) -> io::Result<(
             result?
         }
     };
-    let export = shake_hands(&mut Timed { fd: &fd, deadline }, export)?;
-    Ok((fd, export))
+    let certificates = address.certificates();
+    let mut stream = NbdStream::new(certificates.is_some());
+    stream.attach(Connection { fd, keys: None });
+    let mut timed = Timed { stream: &mut stream, deadline };
+    greet(&mut timed)?;
+    if let Some(certificates) = certificates {
+        request_tls(&mut timed)?;
+        let keys = tls::shake_hands(&mut timed, certificates, address.host())?;
+        timed.stream.secure(keys);
+    }
+    let mut entered = Export::enter(&mut timed, address.export());
+    if certificates.is_some() {
+        entered = entered.map_err(tls::explain_end);
+    }
+    let export = entered?;
+    let connection = stream.detach();
+    Ok((connection.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?, export))
 }
 
 /// Runs one request on a link that does nothing else, and waits for its end.

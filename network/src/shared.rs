@@ -52,7 +52,7 @@ unsafe impl Sync for Spare {}
 
 impl Spare {
     fn new(server: &NbdServer) -> Spare {
-        let line = SpareLine { link: Link::new(1), vectors: BufferTable::new(1, 1), life: 0 };
+        let line = SpareLine { link: server.link(1), vectors: BufferTable::new(1, 1), life: 0 };
         Spare {
             is_busy: AtomicBool::new(false),
             seat: server.add_empty_seat(),
@@ -176,7 +176,7 @@ impl ServerSet {
                             }
                             return None;
                         };
-                        line.link.attach(seated.fd, seated.is_chunked);
+                        line.link.attach(seated.connection, seated.is_chunked);
                         line.life = seated.life;
                     }
                     line.vectors.set(0, std::iter::once(slice));

@@ -10,7 +10,7 @@ use nix::sys::socket::{
 };
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -60,6 +60,16 @@ impl IoSlice {
         assert!(from.len() <= self.len(), "{} bytes for {}", from.len(), self.len());
         // SAFETY: the caller's promise; a slice of ours does not overlap it.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.ptr(), from.len()) }
+    }
+
+    /// Copies its bytes to `into`, which is as long.
+    ///
+    /// # Safety
+    /// The memory can be read.
+    pub(crate) unsafe fn copy_to(self, into: &mut [u8]) {
+        assert!(into.len() == self.len(), "{} bytes for {}", self.len(), into.len());
+        // SAFETY: the caller's promise; a slice of ours does not overlap it.
+        unsafe { std::ptr::copy_nonoverlapping(self.ptr(), into.as_mut_ptr(), into.len()) }
     }
 
     /// Fills it with zeros.
@@ -207,50 +217,4 @@ pub(crate) fn abort(fd: OwnedFd) {
     let _ = setsockopt(&fd, sockopt::Linger, &now);
     let _ = nix::sys::socket::shutdown(fd.as_raw_fd(), nix::sys::socket::Shutdown::Both);
     drop(fd);
-}
-
-/// A socket that is read and written with a deadline, for the handshake.
-#[derive(Debug)]
-pub(crate) struct Timed<'a> {
-    pub(crate) fd: &'a OwnedFd,
-    pub(crate) deadline: Instant,
-}
-
-impl Timed<'_> {
-    fn until_ready(
-        &self,
-        write: bool,
-        mut transfer: impl FnMut(BorrowedFd<'_>) -> io::Result<Option<usize>>,
-    ) -> io::Result<usize> {
-        loop {
-            let left = self.deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(io::ErrorKind::TimedOut.into());
-            }
-            if let Some(count) = transfer(self.fd.as_fd())? {
-                return Ok(count);
-            }
-            wait(&[Awaited { fd: self.fd.as_raw_fd(), write }], left)?;
-        }
-    }
-}
-
-impl io::Read for Timed<'_> {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let buffer = [IoSlice::new(into.as_mut_ptr(), into.len())];
-        // SAFETY: the buffer is the caller's slice.
-        self.until_ready(false, |fd| unsafe { receive(fd, &buffer) })
-    }
-}
-
-impl io::Write for Timed<'_> {
-    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
-        let buffer = [IoSlice::new(from.as_ptr().cast_mut(), from.len())];
-        // SAFETY: the buffer is the caller's slice, which is only read.
-        self.until_ready(true, |fd| unsafe { send(fd, &buffer) })
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }

@@ -2,8 +2,11 @@
 
 #![expect(unsafe_code, reason = "pushes buffers of tests")]
 
+#[path = "common/certificates.rs"]
+mod certificates;
 mod common;
 
+use certificates::{Activated, Authority, nbdkit_tls, secured_address};
 use common::{
     Announced, Dice, PATIENCE, PATIENT, Page, Plan, QUICK, READ, TestServer, WRITE, client, nbdkit,
     push, run, until_done,
@@ -83,6 +86,108 @@ fn what_is_written_to_nbdkit_is_read_again() {
         client.flush().expect("flushed");
         client.trim(0, 1 << 20).expect("trimmed");
     }
+}
+
+#[test]
+fn what_is_written_by_tls_is_read_again() {
+    let authority = Authority::new();
+    let certificates = authority.make("localhost", &["127.0.0.1"], false);
+    let Some(server) = nbdkit_tls(&certificates, &["--tls-verify-peer"]) else { return };
+    let client = client(&[server.address(&certificates)], PATIENT);
+    exercise(&client, 3, 120);
+    client.flush().expect("flushed");
+    client.trim(0, 1 << 20).expect("trimmed");
+    assert_eq!(client.stats()[0].breaks, 0, "{:?}", client.stats());
+}
+
+#[test]
+fn what_is_written_by_tls_to_qemu_is_read_again() {
+    let authority = Authority::new();
+    let certificates = authority.make("localhost", &["127.0.0.1"], false);
+    let disk = certificates.join("disk");
+    std::fs::File::create(&disk).and_then(|file| file.set_len(64 << 20)).expect("a file");
+    let mut server = Activated::new();
+    let tls = format!(
+        "tls-creds-x509,id=tls,endpoint=server,verify-peer=yes,dir={}",
+        certificates.display()
+    );
+    let disk = disk.display().to_string();
+    let arguments =
+        ["--object", &tls, "--tls-creds=tls", "--shared=0", "--persistent", "--format=raw", &disk];
+    let Some(()) = server.start("qemu-nbd", &arguments) else { return };
+    let client = client(&[server.address(&certificates)], PATIENT);
+    exercise(&client, 4, 60);
+    client.flush().expect("flushed");
+    assert_eq!(client.stats()[0].breaks, 0, "{:?}", client.stats());
+}
+
+#[test]
+fn a_connection_by_tls_is_made_anew() {
+    let authority = Authority::new();
+    let certificates = authority.make("localhost", &["127.0.0.1"], false);
+    let Some(mut server) = nbdkit_tls(&certificates, &[]) else { return };
+    let client = client(&[server.address(&certificates)], PATIENT);
+    let mut queue = client.open_queue(4).expect("a queue");
+    assert_eq!(run(&mut queue, false, 0, &mut Page::of(1, PAGE)), Ending::Done);
+    // Certificates are read anew, too.
+    let renewed = authority.make("renewed", &["127.0.0.1"], false);
+    for name in ["client-cert.pem", "client-key.pem"] {
+        std::fs::copy(renewed.join(name), certificates.join(name)).expect("copied");
+    }
+    let path = format!("--tls-certificates={}", certificates.display());
+    let arguments = ["--foreground", "--tls=require", &path, "--tls-verify-peer", "memory", "64M"];
+    server.start("nbdkit", &arguments).expect("it is installed");
+    let mut page = Page::of(2, PAGE);
+    until_done(&mut queue, false, 8192, &mut page);
+    let mut page = Page::of(0, PAGE);
+    until_done(&mut queue, true, 8192, &mut page);
+    assert!(page.0.iter().all(|byte| *byte == 2));
+}
+
+#[test]
+fn a_server_that_is_not_who_it_should_be_is_refused_with_the_reason() {
+    let (authority, other) = (Authority::new(), Authority::new());
+    let ours = authority.make("ours", &["127.0.0.1"], false);
+    let expired = authority.make("expired", &["127.0.0.1"], true);
+    let elsewhere = authority.make("elsewhere", &["memory.example"], false);
+    let foreign = other.make("foreign", &["127.0.0.1"], false);
+    let refusal = |address: &ServerAddress| {
+        let refused = Client::connect(std::slice::from_ref(address), PATIENT);
+        refused.expect_err("refused").to_string()
+    };
+    for (of_server, reason) in [
+        (&foreign, "signed by none of"),
+        (&expired, "its certificate has expired"),
+        (&elsewhere, "memory.example, not for 127.0.0.1"),
+    ] {
+        let Some(server) = nbdkit_tls(of_server, &[]) else { return };
+        let error = refusal(&server.address(&ours));
+        assert!(error.contains(reason) && error.starts_with("nbds://127.0.0.1:"), "{error}");
+    }
+    // The other way round: one that demands certificates, and believes none of these.
+    let Some(server) = nbdkit_tls(&ours, &["--tls-verify-peer"]) else { return };
+    let nameless = authority.make("nameless", &["127.0.0.1"], false);
+    std::fs::remove_file(nameless.join("client-cert.pem")).expect("removed");
+    std::fs::copy(ours.join("ca-cert.pem"), foreign.join("ca-cert.pem")).expect("copied");
+    for certificates in [&foreign, &nameless, &expired] {
+        let error = refusal(&server.address(certificates));
+        assert!(error.contains("client-cert.pem"), "{certificates:?}: {error}");
+    }
+    let error = refusal(&server.plain_address());
+    assert!(error.contains("it demands TLS: write nbds://"), "{error}");
+    let error = refusal(&server.address(std::path::Path::new("/nonexistent")));
+    assert!(error.contains("/nonexistent/ca-cert.pem cannot be used"), "{error}");
+}
+
+#[test]
+fn a_server_without_tls_is_never_used_by_an_address_that_wants_it() {
+    let authority = Authority::new();
+    let certificates = authority.make("ours", &["127.0.0.1"], false);
+    let server = TestServer::start(Announced { is_chunked: false, ..Announced::default() });
+    let refused = Client::connect(&[secured_address(&server, &certificates)], PATIENT);
+    let error = refused.expect_err("refused").to_string();
+    assert!(error.contains("it offers no TLS: start it with that"), "{error}");
+    assert_eq!(server.control.requests(), 0);
 }
 
 #[test]

@@ -33,8 +33,8 @@ use std::time::Duration;
 const STALLS_PER_DEADLINE: u32 = 6;
 /// The same of one that has copies: no more, for all writes wait for it.
 const STALL_MAX_COPIED: Duration = Duration::from_secs(1);
-/// Follows the addresses where pages are not to be encrypted.
-const PLAIN: &str = "?encrypt=off";
+/// Follows the addresses, and `?` or `&`, where pages are not to be encrypted.
+const PLAIN: &str = "encrypt=off";
 
 /// A store on one server, or the same on several.
 #[derive(Debug)]
@@ -61,8 +61,8 @@ impl NetworkPlace {
     pub(crate) fn of(device: &Path) -> Result<Option<NetworkPlace>> {
         let text = device.to_str().filter(|text| ServerAddress::is_address(text));
         let Some(text) = text else { return Ok(None) };
-        let is_plain = text.ends_with(PLAIN);
-        let text = text.strip_suffix(PLAIN).unwrap_or(text);
+        let plain = text.strip_suffix(PLAIN).and_then(|text| text.strip_suffix(['?', '&']));
+        let (text, is_plain) = (plain.unwrap_or(text), plain.is_some());
         let addresses = text.split(',').map(|address| address.trim().parse());
         let addresses = addresses.collect::<std::result::Result<Vec<_>, _>>().map_err(unusable)?;
         Ok(Some(NetworkPlace { addresses, text: text.to_owned(), is_plain }))

@@ -61,6 +61,15 @@ fn an_export_that_holds_data_is_refused_unless_it_may_be_overwritten() {
 }
 
 #[test]
+fn what_follows_an_address_is_no_part_of_it() {
+    let address = "nbds://127.0.0.1:1/x?tls-certificates=/nonexistent";
+    for device in [address, &format!("{address}&encrypt=off")] {
+        let error = open(device, "").expect_err("nobody listens").to_string();
+        assert!(error.contains(&format!("{address}: cannot be used")), "{error}");
+    }
+}
+
+#[test]
 fn pages_are_encrypted_on_their_way_unless_told_otherwise() {
     let server = server();
     for device in [server.address.to_string(), plain(std::slice::from_ref(&server))] {

@@ -12,7 +12,8 @@ const EXPORT_MIN: ByteCount = ByteCount::mib(2);
 
 /// Checks each server of a device's name.
 pub(super) fn checks(device: &str) -> Vec<Check> {
-    let addresses = device.split_once("?encrypt=").map_or(device, |(addresses, _)| addresses);
+    let plain = device.strip_suffix("encrypt=off").and_then(|text| text.strip_suffix(['?', '&']));
+    let addresses = plain.unwrap_or(device);
     addresses.split(',').flat_map(|address| server(address.trim())).collect()
 }
 
@@ -25,9 +26,15 @@ fn server(text: &str) -> Vec<Check> {
     let export = match address.probe(WAIT_MAX) {
         Ok(export) => export,
         Err(error) => {
+            let repair = match address.certificates() {
+                None => "nbdkit memory 64G",
+                Some(_) => {
+                    "nbdkit --tls=require --tls-certificates=DIR --tls-verify-peer memory 64G"
+                }
+            };
             return vec![
                 Check::new(NAME, Verdict::Fail, error.to_string())
-                    .repair_when("on the machine with memory to spare:", "nbdkit memory 64G"),
+                    .repair_when("on the machine with memory to spare:", repair),
             ];
         }
     };
@@ -55,10 +62,14 @@ mod tests {
 
     #[test]
     fn a_server_that_cannot_be_reached_fails_with_what_to_start() {
-        let checks = checks("nbd+unix:///x?socket=/nonexistent/socket,nbd://?encrypt=off");
-        assert_eq!(checks.len(), 2);
-        for check in checks {
+        let checks = checks(
+            "nbd+unix:///x?socket=/nonexistent/socket,nbd://,\
+             nbds://127.0.0.1:1/?tls-certificates=/nonexistent&encrypt=off",
+        );
+        assert_eq!(checks.len(), 3);
+        for check in &checks {
             assert!(format!("{check:?}").contains("Fail"), "{check:?}");
         }
+        assert!(format!("{:?}", checks[2]).contains("--tls=require"), "{checks:?}");
     }
 }

@@ -175,7 +175,7 @@ impl Control {
 pub(crate) struct TestServer {
     pub(crate) control: Arc<Control>,
     pub(crate) address: ServerAddress,
-    port: u16,
+    pub(crate) port: u16,
     acceptor: Option<JoinHandle<()>>,
 }
 
