@@ -30,8 +30,7 @@ use crate::sys::statm::Statm;
 use maintenance::{Beside, LocalMemory, Maintenance};
 use process_limit::ProcessLimit;
 pub use process_limit::let_code_leave_by;
-use std::ops::Deref;
-use std::ptr::NonNull;
+use std::ptr::{NonNull, slice_from_raw_parts};
 use std::sync::Arc;
 
 /// A tier that runs.
@@ -73,8 +72,8 @@ static RUNNING: Ranked<Vec<Running>> = Ranked::new(Rank::Heap, Vec::new());
 /// global allocator allocate from it. [`add_tier`](Heap::add_tier) adds others, each with a device, page
 /// size and limit of its own, which programs name ([`Tier`]).
 ///
-/// Everything a [`Region`] can do with a range of its memory (`prefetch`, `evict`, `pin`,
-/// `advise`, `stats`, `set_limit`) it can do here with far allocations.
+/// Its [`region`](Heap::region) takes advice about ranges of its memory, and pins them: [`Region::advise`],
+/// [`Region::pin`].
 ///
 /// # Examples
 /// ```
@@ -603,13 +602,6 @@ fn start_tier(
     Ok(tier)
 }
 
-impl Deref for Heap {
-    type Target = Region;
-    fn deref(&self) -> &Region {
-        &self.region
-    }
-}
-
 impl ExtentSource for Region {
     fn base(&self) -> usize {
         self.addresses().start
@@ -642,12 +634,12 @@ impl ExtentSource for Region {
     }
 
     fn pin(&self, ptr: *const u8, len: ByteCount) -> bool {
-        Region::pin(self, ptr, len).is_ok()
+        Region::pin(self, slice_from_raw_parts(ptr, len.as_usize())).map(std::mem::forget).is_ok()
     }
 
     fn unpin(&self, ptr: *const u8, len: ByteCount) {
         // Not pinned any more: it was given back, which ends pins.
-        let _ = Region::unpin(self, ptr, len);
+        let _ = Region::unpin(self, slice_from_raw_parts(ptr, len.as_usize()));
     }
 
     /// Half of the limit is free, of a shared one too.

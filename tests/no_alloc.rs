@@ -7,7 +7,8 @@
 mod common;
 
 use allocator_api2::vec::Vec as FarVec;
-use common::{Dice, eventually, heap, seed, watchdog};
+use common::{Dice, bytes, eventually, heap, seed, watchdog};
+use farheap::region::Advice;
 use farheap::{ByteCount, Far, FarHeap};
 use std::alloc::{GlobalAlloc, Layout};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -71,9 +72,15 @@ fn work(heap: &farheap::Heap, seed: u64) {
                         data[at] += 1;
                         let (ptr, len) = (data[at..].as_ptr().cast(), ByteCount(8));
                         match dice.below(20) {
-                            0 => heap.evict(ptr, len).expect("evict"),
-                            1 => heap.prefetch(data.as_ptr().cast(), len).expect("prefetch"),
-                            2 if heap.pin(ptr, len).is_ok() => heap.unpin(ptr, len).expect("unpin"),
+                            0 => heap
+                                .region()
+                                .advise(&[bytes(ptr, len)], Advice::PageOutNow)
+                                .expect("evict"),
+                            1 => heap
+                                .region()
+                                .advise(&[bytes(data.as_ptr().cast(), len)], Advice::WillNeed)
+                                .expect("prefetch"),
+                            2 => drop(heap.region().pin(bytes(ptr, len))),
                             _ => {}
                         }
                     }

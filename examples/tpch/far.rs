@@ -74,7 +74,7 @@ impl Tier {
 
     /// Statistics and latencies as a text for people.
     pub(crate) fn statistics(&self) -> String {
-        format!("{}{}", self.heap.stats(), self.heap.latencies())
+        format!("{}{}", self.heap.stats(), self.heap.region().latencies())
     }
 
     /// The counters now.
@@ -87,7 +87,7 @@ impl Tier {
     /// # Errors
     /// When a page cannot be written.
     pub(crate) fn evict_all(&self) -> Result<()> {
-        self.heap.evict_all()
+        self.heap.region().evict_all()
     }
 
     /// Stops the heap.

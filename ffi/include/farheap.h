@@ -449,7 +449,7 @@ typedef struct farheap_stats {
     uint64_t died_before_write;
     /* Pages freed while they were being written: a write in vain, counted in pages_out too. */
     uint64_t died_during_write;
-    /* Pages read because prefetch or fetch_many asked for them. */
+    /* Pages read because the program asked for them. */
     uint64_t pages_prefetched;
     /* Ranges that prefetch asked for and that were dropped, because 1,024 waited. */
     uint64_t prefetches_dropped;

@@ -12,8 +12,11 @@ use crate::error::{
     farheap_status, value, write, write_sized,
 };
 use crate::handle::{self, methods, opaque};
-use crate::heap::{advice, farheap_advice, farheap_latencies, farheap_range, latencies, ranges};
+use crate::heap::{
+    advice, bytes, farheap_advice, farheap_latencies, farheap_range, latencies, ranges,
+};
 use crate::stats::farheap_stats;
+use farheap::region::Advice;
 use farheap::{ByteCount, Config};
 use farheap_collections::sub::{AnySub, Collective, CollectiveConfig, PerPage, SubAllocator};
 use std::alloc::Layout;
@@ -407,20 +410,20 @@ methods! { farheap_collective: Collective;
     farheap_collective_prefetch_many(object, first: *const farheap_range, count: usize) {
         // SAFETY: NULL or as many ranges, as the caller promises.
         let ranges = unsafe { ranges(first, count) }?;
-        Ok(object.region().prefetch_many(&ranges)?)
+        Ok(object.region().advise(&ranges, Advice::WillNeed)?)
     }
 
     farheap_collective_advise(object, ptr: *const c_void, len: usize, advice: farheap_advice) {
         let advice = self::advice(advice)?;
-        Ok(object.region().advise(ptr.cast(), ByteCount(len as u64), advice)?)
+        Ok(object.region().advise(&[bytes(ptr, len)], advice)?)
     }
 
     farheap_collective_pin(object, ptr: *const c_void, len: usize) {
-        Ok(object.region().pin(ptr.cast(), ByteCount(len as u64))?)
+        Ok(object.region().pin(bytes(ptr, len)).map(std::mem::forget)?)
     }
 
     farheap_collective_unpin(object, ptr: *const c_void, len: usize) {
-        Ok(object.region().unpin(ptr.cast(), ByteCount(len as u64))?)
+        Ok(object.region().unpin(bytes(ptr, len))?)
     }
 
     farheap_collective_evict_all(object) { Ok(object.region().evict_all()?) }

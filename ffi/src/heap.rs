@@ -94,13 +94,15 @@ pub(crate) fn advice(advice: farheap_advice) -> Result<Advice> {
 ///
 /// # Safety
 /// As for [`slice`].
-pub(crate) unsafe fn ranges(
-    first: *const farheap_range,
-    count: usize,
-) -> Result<Vec<(*const u8, ByteCount)>> {
+pub(crate) unsafe fn ranges(first: *const farheap_range, count: usize) -> Result<Vec<*const [u8]>> {
     // SAFETY: as the caller promises.
     let ranges = unsafe { slice(first, count, "the ranges") }?;
-    Ok(ranges.iter().map(|range| (range.ptr.cast(), ByteCount(range.len as u64))).collect())
+    Ok(ranges.iter().map(|range| bytes(range.ptr, range.len)).collect())
+}
+
+/// A range as the library takes it.
+pub(crate) fn bytes(ptr: *const c_void, len: usize) -> *const [u8] {
+    std::ptr::slice_from_raw_parts(ptr.cast(), len)
 }
 
 fn give(heap: Heap, out: *mut *mut farheap_heap) -> Result<()> {
@@ -277,37 +279,37 @@ methods! { farheap_heap: Heap;
     farheap_shutdown(heap) { Ok(heap.shutdown()?) }
 
     farheap_prefetch(heap, ptr: *const c_void, len: usize) {
-        Ok(heap.prefetch(ptr.cast(), ByteCount(len as u64))?)
+        Ok(heap.region().advise(&[bytes(ptr, len)], Advice::WillNeed)?)
     }
 
     farheap_prefetch_many(heap, first: *const farheap_range, count: usize) {
         // SAFETY: NULL or as many ranges, as the caller promises.
         let ranges = unsafe { ranges(first, count) }?;
-        Ok(heap.prefetch_many(&ranges)?)
+        Ok(heap.region().advise(&ranges, Advice::WillNeed)?)
     }
 
     farheap_evict(heap, ptr: *const c_void, len: usize) {
-        Ok(heap.evict(ptr.cast(), ByteCount(len as u64))?)
+        Ok(heap.region().advise(&[bytes(ptr, len)], Advice::PageOutNow)?)
     }
 
-    farheap_evict_all(heap) { Ok(heap.evict_all()?) }
+    farheap_evict_all(heap) { Ok(heap.region().evict_all()?) }
 
     farheap_pin(heap, ptr: *const c_void, len: usize) {
-        Ok(heap.pin(ptr.cast(), ByteCount(len as u64))?)
+        Ok(heap.region().pin(bytes(ptr, len)).map(std::mem::forget)?)
     }
 
     farheap_unpin(heap, ptr: *const c_void, len: usize) {
-        Ok(heap.unpin(ptr.cast(), ByteCount(len as u64))?)
+        Ok(heap.region().unpin(bytes(ptr, len))?)
     }
 
     farheap_discard(heap, ptr: *mut c_void, len: usize) {
         // SAFETY: nobody needs the contents, as the caller promises.
-        Ok(unsafe { heap.discard(ptr.cast(), ByteCount(len as u64)) }?)
+        Ok(unsafe { heap.region().discard(bytes(ptr, len).cast_mut()) }?)
     }
 
     farheap_advise(heap, ptr: *const c_void, len: usize, advice: farheap_advice) {
         let advice = self::advice(advice)?;
-        Ok(heap.advise(ptr.cast(), ByteCount(len as u64), advice)?)
+        Ok(heap.region().advise(&[bytes(ptr, len)], advice)?)
     }
 
     farheap_set_limit(heap, limit: u64) { Ok(heap.set_limit(ByteCount(limit))?) }
@@ -349,6 +351,6 @@ methods! { farheap_heap: Heap;
 
     farheap_serves_kernel_faults(heap, out: *mut bool) {
         // SAFETY: NULL or writable, as the caller promises.
-        unsafe { write(out, heap.serves_kernel_faults()) }
+        unsafe { write(out, heap.region().serves_kernel_faults()) }
     }
 }

@@ -6,8 +6,9 @@ use crate::error::{
     FARHEAP_E_ARGUMENT, FARHEAP_E_NOT_RUNNING, FARHEAP_E_OUT_OF_MEMORY, Failure, value,
 };
 use crate::handle;
+use crate::heap::bytes;
 use crate::scope::{FARHEAP_FAR, FARHEAP_POLICY, farheap_placement, wanted};
-use farheap::{ByteCount, Error, Far, Heap, Placement, malloc};
+use farheap::{Error, Far, Heap, Placement, malloc};
 use std::ffi::{c_int, c_void};
 use std::ptr::{self, NonNull};
 
@@ -116,7 +117,7 @@ pub unsafe extern "C" fn far_realloc(ptr: *mut c_void, size: usize) -> *mut c_vo
 pub unsafe extern "C" fn far_madvise(start: *mut c_void, len: usize, advice: c_int) -> c_int {
     value(-1, || {
         // SAFETY: as the caller promises.
-        match unsafe { Heap::madvise(start.cast(), ByteCount(len as u64), advice) } {
+        match unsafe { Heap::madvise(bytes(start, len).cast_mut(), advice) } {
             Ok(true) => return Ok(0),
             Ok(false) => {}
             Err(error) => {

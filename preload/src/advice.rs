@@ -13,7 +13,7 @@
 use crate::exec::open;
 use crate::own::{enter, keep_errno, set_errno};
 use crate::report;
-use farheap::{ByteCount, Error, Far, Heap};
+use farheap::{Error, Far, Heap};
 use libc::{c_int, c_uint, c_void, iovec, size_t, ssize_t};
 use std::ffi::CStr;
 use std::io::Write;
@@ -155,7 +155,7 @@ unsafe fn advise_far(start: *mut u8, len: usize, advice: c_int) -> farheap::Resu
     }
     let Some(_inside) = enter() else { return Ok(false) };
     // SAFETY: as the caller promises.
-    unsafe { Heap::madvise(start, ByteCount(len as u64), advice) }
+    unsafe { Heap::madvise(std::ptr::slice_from_raw_parts_mut(start, len), advice) }
 }
 
 /// Makes a range read as zero. `false`: it is not far memory, or for the kernel to refuse.

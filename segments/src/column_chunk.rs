@@ -6,7 +6,7 @@ use crate::sys;
 use crate::values::Values;
 use crate::visits::Visits;
 use arc_swap::{ArcSwap, Guard};
-use farheap::{ByteCount, Placement, scope};
+use farheap::{ByteCount, Heap, Placement, scope};
 use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -165,13 +165,14 @@ impl<T: Copy> Segment<T> {
         let mut read_ahead = ReadAhead::of(&from.values);
         let begin = copy.as_ptr().cast();
         let tier = tier_of(begin).filter(|_| rest == Rest::Written);
-        let mut write_behind = WriteBehind::of(begin, tier.as_deref());
+        let mut write_behind = WriteBehind::of(begin, tier.as_ref().map(Heap::region));
         let block_len = (BLOCK_BYTES / size_of::<T>().max(1)).max(1);
         while copy.len() < from.values.len() {
             let done = copy.len();
             let left = &from.values[done..];
             read_ahead.reached(size_of_val(&*copy));
-            if tier.as_deref().is_some_and(|tier| copy.store_chunk(left, tier) > 0) {
+            if tier.as_ref().map(Heap::region).is_some_and(|tier| copy.store_chunk(left, tier) > 0)
+            {
                 write_behind.stored(size_of_val(&*copy));
             } else {
                 // Up to the next chunk, which may go to the device whole.

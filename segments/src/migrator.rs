@@ -141,7 +141,7 @@ impl<'a> Migrator<'a> {
     /// behind the copying, so that what is in use there stays. For segments that make room
     /// for others and will not be read soon; without it, they stay in the memory of their tier until it is
     /// needed. What [`run`](Migrator::run) has moved last is still on its way when it returns:
-    /// [`Region::evict`](farheap::region::Region::evict) waits for that.
+    /// [`Advice::PageOutNow`](farheap::region::Advice::PageOutNow) waits for that.
     pub fn write_out(&mut self) -> &mut Migrator<'a> {
         self.rest = Rest::Written;
         self

@@ -4,9 +4,10 @@
 //! Both ask for whole chunks of 2 MiB as far as they go: those are one request of the device, and are
 //! mapped and taken out by one call of the kernel.
 
-use farheap::region::Region;
-use farheap::{ByteCount, Heap};
+use farheap::Heap;
+use farheap::region::{Advice, Region};
 use std::marker::PhantomData;
+use std::ptr::slice_from_raw_parts;
 
 /// Unit that comes and goes whole, at a multiple of its size.
 pub(super) const CHUNK: usize = 2 << 20;
@@ -23,7 +24,7 @@ pub(super) enum Rest {
 
 /// Returns the far tier that an address lies in. `None`: the memory is local, or of a process that has forked this one.
 pub(super) fn tier_of(ptr: *const u8) -> Option<Heap> {
-    Heap::tiers().into_iter().find(|tier| tier.contains(ptr))
+    Heap::tiers().into_iter().find(|tier| tier.region().contains(ptr))
 }
 
 /// Asks for what is copied next.
@@ -48,7 +49,8 @@ impl<'a> ReadAhead<'a> {
     pub(super) fn of<T>(values: &'a [T]) -> ReadAhead<'a> {
         let (begin, len) = (values.as_ptr().cast(), size_of_val(values));
         let tier = tier_of(begin);
-        let window = tier.as_deref().map_or(0, window).min(ReadAhead::BYTES_MAX);
+        let window =
+            tier.as_ref().map_or(0, |tier| window(tier.region())).min(ReadAhead::BYTES_MAX);
         // Less than a chunk is left to the streams that faults make.
         let tier = tier.filter(|_| window >= CHUNK);
         ReadAhead { tier, begin, len, asked: 0, window, values: PhantomData }
@@ -64,7 +66,9 @@ impl<'a> ReadAhead<'a> {
         if wanted > self.asked {
             let from = self.begin.wrapping_add(self.asked);
             // Fails for ranges of others only.
-            let _ = tier.prefetch(from, ByteCount((wanted - self.asked) as u64));
+            let _ = tier
+                .region()
+                .advise(&[slice_from_raw_parts(from, wanted - self.asked)], Advice::WillNeed);
             self.asked = wanted;
         }
     }
@@ -110,7 +114,7 @@ impl<'a> WriteBehind<'a> {
         if done > self.handed {
             let from = self.begin.wrapping_add(self.handed);
             // As above.
-            let _ = tier.evict_soon(from, ByteCount((done - self.handed) as u64));
+            let _ = tier.advise(&[slice_from_raw_parts(from, done - self.handed)], Advice::PageOut);
             self.handed = done;
         }
     }

@@ -12,6 +12,7 @@ use farheap::region::Region;
 use farheap::{ByteCount, Far, Local, Placement, Tier};
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
+use std::ptr::slice_from_raw_parts_mut;
 
 /// An array that does not grow beyond what it was made for.
 pub(super) enum Values<T> {
@@ -101,7 +102,7 @@ fn free_now<T: Copy, A: Allocator>(values: Vec<T, A>, forget: impl FnOnce(*const
 fn discard(ptr: *const u8, len: usize) {
     if let Some(tier) = stream::tier_of(ptr) {
         // SAFETY: nobody reads the values any more. It fails for ranges of others only.
-        let _ = unsafe { tier.discard(ptr, ByteCount(len as u64)) };
+        let _ = unsafe { tier.region().discard(slice_from_raw_parts_mut(ptr.cast_mut(), len)) };
     }
 }
 

@@ -462,7 +462,7 @@ fn what_comes_back_is_read_ahead_of_the_copying_under_a_small_limit_too() {
     let mut out = Migrator::new();
     add_all(&mut out, &segments, Placement::Far);
     assert_eq!(out.write_out().run(|_| {}).error(), None);
-    alone.heap.evict_all().expect("the device works");
+    alone.heap.region().evict_all().expect("the device works");
     let asked = alone.heap.stats().pages_prefetched;
     let mut back = Migrator::new();
     add_all(&mut back, &segments, Placement::Local);

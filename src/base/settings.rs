@@ -20,8 +20,7 @@ macro_rules! settings {
         #[non_exhaustive]
         pub struct $Settings {
             $(
-                #[doc = concat!("See [`", stringify!($name), "()`](", stringify!($Settings), "::",
-                    stringify!($name), "()).")]
+                /// See the method of this name.
                 pub $name: $crate::base::settings::settings!(@stored $kind $type),
             )*
         }

@@ -1,7 +1,7 @@
 //! Hints and control: what a program that knows its accesses tells a region.
 //!
 //! All calls work on ranges of addresses; pages that a range covers in part count whole, except
-//! for `discard`. Requests go to the handlers (`prefetch`) and the evictor (`evict`), pins to `pins`.
+//! for `discard`. Requests go to the handlers and the evictor, pins to `pins`.
 #![expect(unsafe_code, reason = "drops contents that references could point to")]
 
 use crate::base::deadline::Deadline;
@@ -15,6 +15,7 @@ use crate::paging::page::word::State;
 use crate::paging::pager;
 use crate::paging::pager::discard;
 use crate::paging::pager::reclaim;
+use crate::paging::pins::PinGuard;
 use crate::paging::readahead::PrefetchRun;
 use crate::paging::region::{Advice, Region, RegionConfig};
 use crate::paging::table_sizes::tables_allowed;
@@ -26,14 +27,15 @@ use std::time::Duration;
 
 impl Region {
     /// Makes all pages that lie whole in a range read as zero; nothing of them is written back,
-    /// and their pins end.
+    /// and their pins end. No [`Advice`], because advice is safe.
     ///
     /// # Errors
     /// [`Error::BadRange`] when the range is not in this region.
     ///
     /// # Safety
     /// Nobody needs the range's contents, and no reference into it exists.
-    pub unsafe fn discard(&self, ptr: *const u8, len: ByteCount) -> Result<()> {
+    pub unsafe fn discard<T>(&self, range: *mut [T]) -> Result<()> {
+        let (ptr, len) = bytes_of(range);
         self.extents.check_runs()?;
         let offset = self.extents.offset_of(ptr, len.as_usize())?;
         if !self.is_here() {
@@ -62,7 +64,8 @@ impl Region {
     ///
     /// # Safety
     /// As for [`discard`](Region::discard).
-    pub unsafe fn clear(&self, ptr: *const u8, len: ByteCount) -> Result<()> {
+    pub unsafe fn clear<T>(&self, range: *mut [T]) -> Result<()> {
+        let (ptr, len) = bytes_of(range);
         let len = len.as_usize().checked_next_multiple_of(KERNEL_PAGE);
         let len = len.ok_or(Error::BadRange { reason: "length overflows".into() })?;
         let offset = self.extents.offset_of(ptr, len)?;
@@ -122,100 +125,103 @@ impl Region {
         self.pager.budget().limit()
     }
 
-    /// Starts to bring the range's pages in, and returns at once. Pages for which there is no
-    /// room are left out when too many requests wait.
+    /// Follows advice about ranges of memory, which a slice is, and a pointer with a length
+    /// ([`slice_from_raw_parts`](std::ptr::slice_from_raw_parts)). Many scattered ranges cost one wake-up.
     ///
     /// # Errors
-    /// [`Error::BadRange`] when the range is not in this region.
-    pub fn prefetch(&self, ptr: *const u8, len: ByteCount) -> Result<()> {
-        self.prefetch_many(&[(ptr, len)])
+    /// [`Error::BadRange`] when a range is not in this region; advice about those before it is followed. Of
+    /// [`Advice::PageOutNow`] also [`Error::Os`] with the device's error while write-back fails, and
+    /// [`Error::StoreFull`] while no slot is free.
+    ///
+    /// # Examples
+    /// ```
+    /// use farheap::region::{Advice, Region, RegionConfig};
+    /// use farheap::{ByteCount, store::MemStore};
+    /// use std::sync::Arc;
+    ///
+    /// let store = Arc::new(MemStore::new(ByteCount::mib(64))?);
+    /// match Region::create(RegionConfig::new().limit(ByteCount::mib(8)), store) {
+    ///     Ok(region) => {
+    ///         let ptr = region.map(ByteCount::mib(32))?.cast::<u64>();
+    ///         // SAFETY: mapped above, zeroed and aligned, and nobody else uses it.
+    ///         let column = unsafe { std::slice::from_raw_parts_mut(ptr.as_ptr(), 4 << 20) };
+    ///         column[..1000].fill(1);
+    ///         region.advise(&[&column[..1000]], Advice::PageOut)?;
+    ///         region.advise(&[&column[..10], &column[500..510]], Advice::WillNeed)?;
+    ///         assert_eq!(column[509], 1);
+    ///     }
+    ///     Err(error) => println!("{error}"), // It tells how to allow userfaultfd.
+    /// }
+    /// # Ok::<(), farheap::Error>(())
+    /// ```
+    pub fn advise<T>(&self, ranges: &[*const [T]], advice: Advice) -> Result<()> {
+        // A device that answers at once, as memory does, is read by the thread that asks.
+        let advice = match advice {
+            Advice::WillNeedNow if !self.pager.mapper().is_in_thread() => Advice::WillNeed,
+            advice => advice,
+        };
+        let mut batch = BlockedSteps::default();
+        let result = ranges.iter().map(|range| bytes_of(*range)).try_for_each(|(ptr, len)| {
+            let (first, count) = self.extents.pages_of(ptr, len)?;
+            self.advise_pages(first, count, advice, &mut batch)
+        });
+        match advice {
+            Advice::WillNeed if !ranges.is_empty() => self.pager.sched().call(0),
+            Advice::PageOut => self.pager.pool().waiters().call_evictor(),
+            _ => {}
+        }
+        result
     }
 
-    /// [`prefetch`](Region::prefetch) of many scattered ranges with one wake-up: much cheaper
-    /// than as many faults.
-    ///
-    /// # Errors
-    /// [`Error::BadRange`] when a range is not in this region; those before it are on their way.
-    pub fn prefetch_many(&self, ranges: &[(*const u8, ByteCount)]) -> Result<()> {
-        // The queue's readers wait for a writer that is in the middle of its entry.
-        let _blocked = SignalsBlocked::new();
-        let mut asked = false;
-        let mut outcome = Ok(());
-        for (ptr, len) in ranges {
-            match self.extents.pages_of(*ptr, *len) {
-                Ok((first, count)) => {
-                    let run = PrefetchRun { first, count, for_stream: false };
-                    let is_accepted = self.pager.readahead().request(run);
-                    if !is_accepted {
-                        self.pager.counters().prefetches_dropped.bump();
-                    }
-                    asked |= is_accepted;
-                }
-                Err(error) => {
-                    outcome = Err(error);
-                    break;
-                }
+    /// Follows advice about pages; of what is only begun the caller tells the threads.
+    fn advise_pages(
+        &self,
+        first: PageId,
+        count: PageCount,
+        advice: Advice,
+        batch: &mut BlockedSteps,
+    ) -> Result<()> {
+        let pages = (first.0..first.0 + count.0).map(PageId);
+        match advice {
+            Advice::Normal | Advice::Random | Advice::Sequential => {
+                pages.for_each(|page| self.pager.readahead().advise(page, advice));
             }
-        }
-        if asked {
-            self.pager.sched().call(0);
-        }
-        outcome
-    }
-
-    /// [`prefetch_many`](Region::prefetch_many) for stores that answer at once, as memory does: in
-    /// [in-thread mode](crate::paging::config::FaultMode::InThread) the calling thread reads the pages itself, one after
-    /// the other, and nobody is woken. A page costs what its fault would, without the exception, the
-    /// signal and the return from it. Pages for which there is no room at the moment are left out.
-    /// With handler threads it is `prefetch_many`.
-    ///
-    /// # Errors
-    /// [`Error::BadRange`] when a range is not in this region; those before it were brought in.
-    pub fn fetch_many(&self, ranges: &[(*const u8, ByteCount)]) -> Result<()> {
-        if !self.pager.mapper().is_in_thread() {
-            return self.prefetch_many(ranges);
-        }
-        let mut batch = BlockedSteps::new();
-        for (ptr, len) in ranges {
-            let (first, count) = self.extents.pages_of(*ptr, *len)?;
-            for page in (first.0..first.0 + count.0).map(PageId) {
+            Advice::WillNeedNow => pages.for_each(|page| {
                 batch.step();
                 sigbus::fetch(&self.pager, page);
+            }),
+            Advice::WillNeed => {
+                // The queue's readers wait for a writer that is in the middle of its entry.
+                batch.step();
+                let run = PrefetchRun { first, count, for_stream: false };
+                if !self.pager.readahead().request(run) {
+                    self.pager.counters().prefetches_dropped.bump();
+                }
+                pages.for_each(|page| self.hint(page, Hint::WillNeed, batch));
             }
+            Advice::Cold => pages.for_each(|page| {
+                // One that is open and stays so has no place in the policy.
+                let _ = kernel_filled::close_around(self.pager.memory(), page);
+                self.hint(page, Hint::Cold, batch);
+            }),
+            Advice::PageOut => self.requests.evict_soon(first, count),
+            Advice::PageOutNow => return evict_pages(self, first, count),
         }
         Ok(())
     }
 
-    /// Evicts the range's resident pages and waits until they are out. Pages that are pinned or
-    /// in use by the kernel stay.
-    ///
-    /// # Errors
-    /// [`Error::BadRange`] when the range is not in this region, [`Error::Os`] with the device's
-    /// error while write-back fails, [`Error::StoreFull`] while no slot is free.
-    pub fn evict(&self, ptr: *const u8, len: ByteCount) -> Result<()> {
-        let (first, count) = self.extents.pages_of(ptr, len)?;
-        evict_pages(self, first, count)
+    /// Tells the policy of a page, if it is resident.
+    fn hint(&self, page: PageId, hint: Hint, batch: &mut BlockedSteps) {
+        batch.step();
+        if self.pager.word(page).load().state() == State::Resident {
+            self.pager.memory().policy().lock().advise(page, hint);
+        }
     }
 
-    /// Begins to evict the range's resident pages, and returns at once: for a program that has written
-    /// what it will not need soon, and goes on. Where many such requests wait, this one is left out, and
-    /// the pages leave when their memory is needed. Pages that cannot be written stay.
-    ///
-    /// Whole chunks of 2 MiB leave fastest: fresh ones by one write.
+    /// Evicts everything that is resident: [`Advice::PageOutNow`] for all of the region.
     ///
     /// # Errors
-    /// [`Error::BadRange`] when the range is not in this region.
-    pub fn evict_soon(&self, ptr: *const u8, len: ByteCount) -> Result<()> {
-        let (first, count) = self.extents.pages_of(ptr, len)?;
-        self.requests.evict_soon(first, count);
-        self.pager.pool().waiters().call_evictor();
-        Ok(())
-    }
-
-    /// Evicts everything that is resident, see [`evict`](Region::evict).
-    ///
-    /// # Errors
-    /// As [`evict`](Region::evict).
+    /// As [`advise`](Region::advise).
     pub fn evict_all(&self) -> Result<()> {
         self.extents.check_runs()?;
         let end = self.extents.fresh_pages();
@@ -230,58 +236,30 @@ impl Region {
         self.pager.pool().waiters().call_evictor();
     }
 
-    /// Brings the range's pages in and keeps them: they are not evicted until as many
-    /// [`unpin`](Region::unpin)s. For memory that a device request reads into on kernels without
-    /// MOVE, or that must not fault: where system calls cannot wait for far memory, they may read
-    /// and write what is pinned.
+    /// Brings the range's pages in and keeps them: they are not evicted while the guard lives. For memory
+    /// that a device request reads into on kernels without MOVE, or that must not fault: where system calls
+    /// cannot wait for far memory, they may read and write what is pinned.
     ///
     /// # Errors
     /// [`Error::BadRange`] when the range is not in this region, [`Error::LimitExceeded`] when so
     /// much pinned memory would leave no room for the rest, a page has 255 pins already, or the
     /// process has too many mappings; nothing is pinned then.
-    pub fn pin(&self, ptr: *const u8, len: ByteCount) -> Result<()> {
+    pub fn pin<T>(&self, range: *const [T]) -> Result<PinGuard<'_>> {
+        let (ptr, len) = bytes_of(range);
         let (first, count) = self.extents.pages_of(ptr, len)?;
-        self.pins.pin(first, count)
+        self.pins.pin(first, count)?;
+        Ok(PinGuard { pins: &self.pins, first, count })
     }
 
-    /// Ends one [`pin`](Region::pin) of the range.
+    /// Ends a pin of a range whose guard was forgotten.
     ///
     /// # Errors
     /// [`Error::BadRange`] when the range is not in this region or is not pinned.
-    pub fn unpin(&self, ptr: *const u8, len: ByteCount) -> Result<()> {
+    #[doc(hidden)]
+    pub fn unpin<T>(&self, range: *const [T]) -> Result<()> {
+        let (ptr, len) = bytes_of(range);
         let (first, count) = self.extents.pages_of(ptr, len)?;
         self.pins.unpin(first, count)
-    }
-
-    /// Tells what to expect of a range. `Random`, `Sequential` and `Normal` last, for the chunks
-    /// of 2 MiB that the range touches; `WillNeed` and `Cold` act at once.
-    ///
-    /// # Errors
-    /// [`Error::BadRange`] when the range is not in this region.
-    pub fn advise(&self, ptr: *const u8, len: ByteCount, advice: Advice) -> Result<()> {
-        let (first, count) = self.extents.pages_of(ptr, len)?;
-        let pages = (first.0..first.0 + count.0).map(PageId);
-        let hint = match advice {
-            Advice::Normal | Advice::Random | Advice::Sequential => {
-                pages.for_each(|page| self.pager.readahead().advise(page, advice));
-                return Ok(());
-            }
-            Advice::WillNeed => Hint::WillNeed,
-            Advice::Cold => Hint::Cold,
-        };
-        if advice == Advice::WillNeed {
-            self.prefetch(ptr, len)?;
-        }
-        let mut batch = BlockedSteps::new();
-        for page in pages {
-            batch.step();
-            // One that is open and stays so has no place in the policy.
-            let _ = kernel_filled::close_around(self.pager.memory(), page);
-            if self.pager.word(page).load().state() == State::Resident {
-                self.pager.memory().policy().lock().advise(page, hint);
-            }
-        }
-        Ok(())
     }
 
     /// Changes the limit while running; under a memory manager, this region's ceiling. Lowering it
@@ -329,24 +307,25 @@ fn evict_pages(region: &Region, first: PageId, count: PageCount) -> Result<()> {
     }
 }
 
+/// Where a range is, and how long.
+fn bytes_of<T>(range: *const [T]) -> (*const u8, ByteCount) {
+    (range.cast(), ByteCount(range.len().saturating_mul(size_of::<T>()) as u64))
+}
+
 /// Signals blocked for a few pages at a time, which saves most of what it costs.
+#[derive(Default)]
 struct BlockedSteps {
     blocked: Option<SignalsBlocked>,
     pages: u32,
 }
 
 impl BlockedSteps {
-    fn new() -> BlockedSteps {
-        BlockedSteps { blocked: Some(SignalsBlocked::new()), pages: 0 }
-    }
-
     /// Counts a page; after every `PAGES_MAX`, lets signals in that have arrived meanwhile.
     fn step(&mut self) {
         const PAGES_MAX: u32 = 64;
-        if self.pages == PAGES_MAX {
+        if self.pages.is_multiple_of(PAGES_MAX) {
             drop(self.blocked.take());
             self.blocked = Some(SignalsBlocked::new());
-            self.pages = 0;
         }
         self.pages += 1;
     }

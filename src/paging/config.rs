@@ -16,6 +16,7 @@ const PAGE_MAX: ByteCount = ByteCount::mib(2);
 const SPAN_MAX: ByteCount = ByteCount::gib(64 << 10);
 
 /// How pages come and go.
+#[doc(hidden)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Install {
     /// The fastest for the page size, by measurement: huge pages, which is pages of 2 MiB and chunks
@@ -112,6 +113,7 @@ settings! {
         /// Sets how pages are installed and evicted.
         ///
         /// Default: by page size.
+        #[doc(hidden)]
         install: value(Install) = Install::Auto,
         /// Sets whether each slot's content is verified when it is read back.
         ///

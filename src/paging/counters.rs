@@ -95,7 +95,7 @@ macro_rules! for_region_stats {
                 died_during_write: count "written in vain";
             }
             "read ahead" {
-                /// Pages read because `prefetch` or `fetch_many` asked for them.
+                /// Pages read because the program asked for them.
                 pages_prefetched: count "pages asked for";
                 /// Ranges that `prefetch` asked for and that were dropped, because 1,024 waited.
                 prefetches_dropped: count "ranges dropped";

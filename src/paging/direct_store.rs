@@ -37,7 +37,7 @@ impl Region {
     /// memory itself, because nothing has changed: where `ptr` is no multiple of 2 MiB or the chunk holds something,
     /// for small limits, while writes fail, and when no room was made for a while.
     ///
-    /// [`evict`](Region::evict) of the range waits until it is written.
+    /// [`PageOutNow`](crate::region::Advice::PageOutNow) of the range waits until it is written.
     ///
     /// # Safety
     /// The 2 MiB at `ptr` are mapped, the caller alone uses them, and needs nothing of what they hold; 2 MiB can be

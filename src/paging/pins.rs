@@ -1,4 +1,4 @@
-//! Pins: pages that stay in memory until the program says otherwise.
+//! Pins: pages that stay in memory while a guard lives.
 //!
 //! A page counts its pins in its word, and the page table counts the pages that have one.
 #![expect(unsafe_code, reason = "touches pages")]
@@ -11,6 +11,25 @@ use crate::paging::page::backoff;
 use crate::paging::page::word::State;
 use crate::paging::pager::Pager;
 use std::sync::{Arc, Mutex, PoisonError};
+
+/// Keeps pages resident while it lives, see [`Region::pin`](crate::region::Region::pin).
+#[must_use = "the pages are pinned while the guard lives"]
+#[derive(Debug)]
+pub struct PinGuard<'r> {
+    pub(in crate::paging) pins: &'r Pins,
+    pub(in crate::paging) first: PageId,
+    pub(in crate::paging) count: PageCount,
+}
+
+impl Drop for PinGuard<'_> {
+    fn drop(&mut self) {
+        // A forked child has no pins, and not always the page table.
+        if self.pins.pager.table().is_here() {
+            let _one = self.pins.lock.lock().unwrap_or_else(PoisonError::into_inner);
+            self.pins.end(self.first, self.count);
+        }
+    }
+}
 
 /// See [module](self).
 #[derive(Debug)]

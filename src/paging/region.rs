@@ -24,6 +24,7 @@ pub use crate::paging::config::{FaultMode, Install, RegionConfig};
 #[doc(hidden)]
 pub use crate::paging::evict::policy;
 pub use crate::paging::latency::{Latencies, Latency};
+pub use crate::paging::pins::PinGuard;
 #[cfg(feature = "heap")]
 pub(crate) use crate::paging::purge::{Purge, REST};
 pub use crate::paging::readahead::Advice;
@@ -521,6 +522,7 @@ impl Drop for Region {
 
 /// Prepares for forks now, and not when the first region is created: what is registered later by
 /// `pthread_atfork(3)` may use far memory, what was registered before must not.
+#[doc(hidden)]
 pub fn watch_forks() {
     fork::watch();
 }

@@ -5,28 +5,27 @@
 use super::Heap;
 use crate::base::error::{Error, Result};
 use crate::base::local::keep_local;
-use crate::base::units::ByteCount;
 use crate::heap::Far;
 use crate::sys::access::{self, Advised};
 
 impl Heap {
     /// `madvise(2)` for far memory of any tier, also in a forked child. Advice that gives content up is followed at once,
-    /// as by [`dont_need`](Heap::dont_need), that on children of `fork` is ignored. `false`: the kernel's `madvise` is
-    /// to be called, which keeps the content, or the range is not far memory.
+    /// as by [`Region::clear`](crate::region::Region::clear), that on children of `fork` is ignored. `false`: the
+    /// kernel's `madvise` is to be called, which keeps the content, or the range is not far memory.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for any other advice (`MADV_GUARD_INSTALL`, and what later kernels know): the kernel
-    /// would drop what is in memory, and what has left would come back. Else as [`Region::clear`](crate::region::Region::clear).
+    /// would drop what is in memory, and what has left would come back. Else as `clear`.
     ///
     /// # Safety
     /// As for `madvise(2)`: nobody needs what the advice gives up, and no reference into it exists.
-    pub unsafe fn madvise(start: *mut u8, len: ByteCount, advice: i32) -> Result<bool> {
-        if !Far::contains(start) {
+    pub unsafe fn madvise(range: *mut [u8], advice: i32) -> Result<bool> {
+        if !Far::contains(range.cast::<u8>()) {
             return Ok(false);
         }
         match Advised::by(advice) {
             // SAFETY: as the caller promises.
-            Advised::Dropped => unsafe { Heap::dont_need(start, len) },
+            Advised::Dropped => unsafe { Heap::dont_need(range) }.map(|()| true),
             Advised::Ignored => Ok(true),
             Advised::Kept => Ok(false),
             Advised::Unknown => {
@@ -36,26 +35,18 @@ impl Heap {
         }
     }
 
-    /// `madvise(2)` with `MADV_DONTNEED` for far memory of any tier: [`Region::clear`](crate::region::Region::clear), also in a forked
-    /// child. Returns whether the range is far memory; what is not is left to `madvise` itself.
-    ///
-    /// # Errors
-    /// As [`Region::clear`](crate::region::Region::clear).
+    /// `madvise(2)` with `MADV_DONTNEED` for far memory, also in a forked child.
     ///
     /// # Safety
-    /// Nobody needs the range's contents, and no reference into it exists.
-    pub unsafe fn dont_need(start: *mut u8, len: ByteCount) -> Result<bool> {
-        if !Far::contains(start) {
-            return Ok(false);
-        }
+    /// As for [`Region::clear`](crate::region::Region::clear).
+    unsafe fn dont_need(range: *mut [u8]) -> Result<()> {
         let _ours = keep_local();
-        let tier = Heap::tiers().into_iter().find(|tier| tier.region.contains(start));
+        let tier = Heap::tiers().into_iter().find(|tier| tier.region.contains(range.cast()));
         match tier {
             // SAFETY: as the caller promises.
-            Some(tier) => unsafe { tier.region.clear(start, len) }?,
+            Some(tier) => unsafe { tier.region.clear(range) },
             // SAFETY: as the caller promises; a child may do so to what it has inherited.
-            None => unsafe { access::drop_inherited(start.addr(), len.as_usize()) }?,
+            None => unsafe { access::drop_inherited(range.addr(), range.len()) },
         }
-        Ok(true)
     }
 }

@@ -53,6 +53,7 @@ const RELEASE_PAUSE_MAX: Duration = Duration::from_millis(64);
 const RESERVE_LEN_MAX: u64 = 1 << 30;
 
 /// How a [`BlockStore`] talks to the kernel.
+#[doc(hidden)]
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoEngine {
@@ -268,6 +269,7 @@ impl BlockStore {
     ///
     /// # Errors
     /// [`Error::Os`] when io_uring is asked for and refused.
+    #[doc(hidden)]
     pub fn with_engine(mut self, engine: IoEngine) -> Result<BlockStore> {
         self.engine = match engine {
             IoEngine::Sync => Engine::Sync { why: WhySync::Asked },

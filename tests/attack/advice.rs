@@ -2,10 +2,12 @@
 //! that it moves or takes away.
 #![expect(unsafe_code, reason = "gives up what attacked memory holds")]
 
+use crate::common::bytes;
 use crate::ground::{
     Ground, Stretch, UNIT, all, allocate, attack_or_end, attacks, free, map, stamp,
 };
 use crate::kernel::{Errno, Outcome, addr, addr_mut, call, fd, memory_file, take};
+use farheap::region::Advice;
 use farheap::{ByteCount, Heap};
 use std::fs::File;
 use std::ops::Range;
@@ -238,7 +240,7 @@ fn memory_dropped_by_the_program_is_zero_or_as_before(ground: &Ground) {
     }
 }
 
-/// `Heap::dont_need` does to far memory, wherever it is and however it is protected, what the kernel does
+/// `Heap::madvise` does to far memory, wherever it is and however it is protected, what the kernel does
 /// to ordinary memory.
 fn memory_that_the_heap_is_told_to_drop_is_zero(ground: &Ground) {
     const WRITABLE: i32 = libc::PROT_READ | libc::PROT_WRITE;
@@ -262,7 +264,8 @@ fn memory_that_the_heap_is_told_to_drop_is_zero(ground: &Ground) {
             let (start, len) =
                 (ground.far.at(range.start) as *mut u8, ByteCount(range.len() as u64));
             // SAFETY: the attack gives the content up.
-            let dropped = unsafe { Heap::dont_need(start, len) };
+            let dropped =
+                unsafe { Heap::madvise(bytes(start, len).cast_mut(), libc::MADV_DONTNEED) };
             assert_eq!(dropped, Ok(true), "{range:?}");
             ranged(libc::SYS_madvise, &ground.near, range.clone(), libc::MADV_DONTNEED)
                 .expect("is allowed");
@@ -345,7 +348,10 @@ fn use_mapped(ground: &Ground, stretch: &Stretch, hole: &Range<usize>, around: i
         for at in hole.clone().step_by(8) {
             stretch.set_word(at, number + at as u64);
         }
-        let evicted = ground.heap.evict(stretch.at(0) as *const u8, ByteCount(stretch.len as u64));
+        let evicted = ground.heap.region().advise(
+            &[bytes(stretch.at(0) as *const u8, ByteCount(stretch.len as u64))],
+            Advice::PageOutNow,
+        );
         drop(evicted);
         ground.await_passes(1);
         for at in hole.clone().step_by(8) {
@@ -421,7 +427,10 @@ fn memory_freed_after_it_was_mapped_over_is_far_memory(ground: &Ground) {
         // What the evictor takes is far memory; what is not stays resident.
         let mut resident = vec![0_u8; hole.len() / UNIT];
         let gone = (0..100).any(|_| {
-            drop(ground.heap.evict(again.at(0) as *const u8, ByteCount(len as u64)));
+            drop(ground.heap.region().advise(
+                &[bytes(again.at(0) as *const u8, ByteCount(len as u64))],
+                Advice::PageOutNow,
+            ));
             let args = [again.at(hole.start), hole.len(), addr_mut(&mut resident[..])];
             call(libc::SYS_mincore, &args).expect("is mapped");
             resident.iter().all(|resident| resident & 1 == 0)

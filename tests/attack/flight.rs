@@ -2,8 +2,10 @@
 //! pages in pipes, rings and direct I/O.
 #![expect(unsafe_code, reason = "hands attacked memory to rings")]
 
+use crate::common::bytes;
 use crate::ground::{Ground, UNIT, allocate, attacks, free, stamp};
 use crate::kernel::{Errno, addr, addr_mut, call, fd, pipe, take};
+use farheap::region::Advice;
 use farheap::{ByteCount, Heap};
 use io_uring::{IoUring, opcode, squeue, types};
 use std::fs::File;
@@ -172,19 +174,22 @@ fn memory_dropped_while_it_is_in_a_pipe_arrives(ground: &Ground) {
                 drop(ground.evict_far());
             }
             let (out, into) = pipe();
-            if !ground.kernel {
-                ground.heap.pin(all, all_len).expect("a small part of the limit");
-            }
+            let pin = || {
+                ground.heap.region().pin(bytes(all, all_len)).expect("a small part of the limit")
+            };
+            let pinned = (!ground.kernel).then(pin);
             let vector = [stretch.at(at), LEN];
             let flags = libc::SPLICE_F_NONBLOCK as usize;
             let sent = call(libc::SYS_vmsplice, &[fd(&into), addr(&vector), 1, flags]);
             assert_eq!(sent, Ok(LEN), "the pipe has room");
-            if !ground.kernel {
-                ground.heap.unpin(all, all_len).expect("was pinned");
-            }
+            drop(pinned);
             // SAFETY: the attack gives the content up.
-            let dropped =
-                unsafe { Heap::dont_need(stretch.at(at) as *mut u8, ByteCount(LEN as u64)) };
+            let dropped = unsafe {
+                Heap::madvise(
+                    bytes(stretch.at(at) as *mut u8, ByteCount(LEN as u64)).cast_mut(),
+                    libc::MADV_DONTNEED,
+                )
+            };
             assert_eq!(dropped, Ok(true));
             let mut got = Vec::new();
             while got.len() < LEN {
@@ -195,7 +200,7 @@ fn memory_dropped_while_it_is_in_a_pipe_arrives(ground: &Ground) {
             for when in ["dropped", "dropped, and evicted"] {
                 let same = stretch.bytes(0..stretch.len) == ground.near.bytes(0..stretch.len);
                 assert!(same, "round {round}: {when} from {at} on");
-                drop(ground.heap.evict(all, all_len));
+                drop(ground.heap.region().advise(&[bytes(all, all_len)], Advice::PageOutNow));
             }
         }
         ground.refill(round);

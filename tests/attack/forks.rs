@@ -3,7 +3,7 @@
 //! they end, it changes nothing for the parent.
 #![expect(unsafe_code, reason = "forks, and touches far memory in children")]
 
-use crate::common::StopOnDrop;
+use crate::common::{StopOnDrop, bytes};
 use crate::ground::{Ground, Stretch, UNIT, allocate, attacks, free, stamp};
 use crate::kernel::{addr, addr_mut, call, fd, memory_file, pipe, take};
 use farheap::{ByteCount, Heap};
@@ -330,7 +330,9 @@ fn memory_that_a_child_drops_is_zero(ground: &Ground) {
             want[..8].copy_from_slice(&1_u64.to_ne_bytes());
             let start = ground.far.at(at) as *mut u8;
             // SAFETY: the child gives the content up.
-            is_right &= unsafe { Heap::dont_need(start, ByteCount(LEN as u64)) } == Ok(true);
+            is_right &= unsafe {
+                Heap::madvise(bytes(start, ByteCount(LEN as u64)).cast_mut(), libc::MADV_DONTNEED)
+            } == Ok(true);
             ground.near.put(at, &[0; LEN]);
             for _ in 0..2 {
                 // The whole is more than the child may keep, so that its pages leave and come back.

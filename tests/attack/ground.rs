@@ -4,9 +4,10 @@
 
 use crate::common::child::{self, Ended};
 use crate::common::refuse::{Refused, refuse};
-use crate::common::{Dice, StopOnDrop, amount, heap, seed, watchdog};
+use crate::common::{Dice, StopOnDrop, amount, bytes, heap, seed, watchdog};
 use crate::kernel::{Errno, call};
 use allocator_api2::alloc::Allocator;
+use farheap::region::Advice;
 use farheap::{ByteCount, Far, Heap};
 use std::alloc::Layout;
 use std::fmt::Debug;
@@ -248,7 +249,7 @@ impl Ground {
         let config = crate::common::config(&conf);
         let (page, limit) = (config.page().as_usize(), config.far_limit().as_usize());
         let heap = heap(&conf)?;
-        let kernel = heap.serves_kernel_faults() && !way.conf.contains("in_thread");
+        let kernel = heap.region().serves_kernel_faults() && !way.conf.contains("in_thread");
         if HANDLER.contains(&way) && !kernel {
             println!("skipped: faults of system calls are not served without privileges");
             return None;
@@ -347,7 +348,9 @@ impl Ground {
     }
 
     pub(crate) fn evict_far(&self) -> farheap::Result<()> {
-        self.heap.evict(self.far.at(0) as *const u8, self.far_len())
+        self.heap
+            .region()
+            .advise(&[bytes(self.far.at(0) as *const u8, self.far_len())], Advice::PageOutNow)
     }
 
     fn far_len(&self) -> ByteCount {
@@ -385,9 +388,9 @@ impl Ground {
     /// Runs `body` while what is attacked is pinned.
     pub(crate) fn pinned(&self, body: impl FnOnce()) {
         let start = self.far.at(0) as *const u8;
-        self.heap.pin(start, self.far_len()).expect("a small part of the limit");
+        let pinned = self.heap.region().pin(bytes(start, self.far_len()));
+        let _pinned = pinned.expect("a small part of the limit");
         body();
-        self.heap.unpin(start, self.far_len()).expect("was pinned");
     }
 
     /// The twins have the same content.

@@ -2,7 +2,7 @@
 //! frees, discards, advises and pins, or one that waits for a page itself.
 #![expect(unsafe_code, reason = "handles signals, and touches far memory in handlers")]
 
-use crate::common::StopOnDrop;
+use crate::common::{StopOnDrop, bytes};
 use crate::ground::{Ground, Stretch, UNIT, allocate, attacks, free, stamp};
 use crate::kernel::{addr, call};
 use allocator_api2::vec::Vec as FarVec;
@@ -106,15 +106,15 @@ const WORK: &[Row] = &[
         block.set_word(8 * UNIT, round);
         let (start, len) = (block.at(0) as *const u8, ByteCount(block.len as u64));
         // SAFETY: the block is this function's, and without references to it.
-        unsafe { ground.heap.discard(start, len) }.expect("is in it");
+        unsafe { ground.heap.region().discard(bytes(start, len).cast_mut()) }.expect("is in it");
         assert_eq!(block.word(8 * UNIT), 0);
         free(block);
     }),
     ("advise", |ground, round| {
         let (start, len) = (ground.far.at(0) as *const u8, ByteCount(ground.far.len as u64));
         let advice = if round.is_multiple_of(2) { Advice::WillNeed } else { Advice::Cold };
-        ground.heap.advise(start, len, advice).expect("is in it");
-        ground.heap.prefetch(start, len).expect("is in it");
+        ground.heap.region().advise(&[bytes(start, len)], advice).expect("is in it");
+        ground.heap.region().advise(&[bytes(start, len)], Advice::WillNeed).expect("is in it");
     }),
     ("pin", |ground, _| ground.pinned(|| ground.assert_alike("pinned"))),
     ("evict", |ground, _| drop(ground.evict_far())),
@@ -137,7 +137,7 @@ fn storm(ground: &Ground, signal: libc::c_int, timer: usize, send: impl Fn() + S
             let (start, len) = (touched.at(0) as *const u8, ByteCount(TOUCHED as u64));
             while !stop.load(Ordering::Relaxed) {
                 // Some are busy: a handler is there.
-                drop(ground.heap.evict(start, len));
+                drop(ground.heap.region().advise(&[bytes(start, len)], Advice::PageOutNow));
                 send();
             }
         });

@@ -52,6 +52,11 @@ pub(crate) fn seed(test: &str) -> u64 {
     seed
 }
 
+/// The bytes at a place, for what takes ranges.
+pub(crate) fn bytes(ptr: *const u8, len: ByteCount) -> *const [u8] {
+    std::ptr::slice_from_raw_parts(ptr, len.as_usize())
+}
+
 /// Whether tests do all of their work: `FARHEAP_TEST_LONG` is set, as `.ci/run` does for one of its runs.
 pub(crate) fn is_long() -> bool {
     std::env::var_os("FARHEAP_TEST_LONG").is_some()

@@ -3,13 +3,13 @@
 //! tools; says so when it skips.
 #![expect(unsafe_code, reason = "discards far memory")]
 
-use crate::common::is_root;
+use crate::common::{bytes, is_root};
 use crate::harness::{
     check_page, config, fill_page, in_child, park_on_sigbus, resume, sigbus_addrs, stamp,
     wait_until,
 };
 use farheap::ByteCount;
-use farheap::region::{Install, Region};
+use farheap::region::{Advice, Install, Region};
 use farheap::store::BlockStore;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -204,13 +204,13 @@ impl OnDevice {
 
     fn evict(&self, pages: std::ops::Range<usize>) -> farheap::Result<()> {
         let len = ByteCount((pages.len() * PAGE) as u64);
-        self.region.evict(self.addr(pages.start) as *const u8, len)
+        self.region.advise(&[bytes(self.addr(pages.start) as *const u8, len)], Advice::PageOutNow)
     }
 
     fn discard(&self, page: usize) {
         let (ptr, len) = (self.addr(page) as *const u8, ByteCount(PAGE as u64));
         // SAFETY: the case gives the page up.
-        unsafe { self.region.discard(ptr, len) }.expect("inside the region");
+        unsafe { self.region.discard(bytes(ptr, len).cast_mut()) }.expect("inside the region");
     }
 
     /// While `broken`, one page is touched and lost; afterwards all others are there.

@@ -2,9 +2,9 @@
 //! the page is under pressure: a page that the kernel may be writing is never dropped.
 #![expect(unsafe_code, reason = "hands far memory to system calls")]
 
-use crate::common::{Dice, amount, seed, watchdog};
+use crate::common::{Dice, amount, bytes, seed, watchdog};
 use crate::harness::{Far, Stop, config, read_word};
-use farheap::region::Install;
+use farheap::region::{Install, PinGuard};
 use io_uring::{IoUring, opcode, types};
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -131,27 +131,12 @@ impl Drop for StopOnDrop<'_> {
 }
 
 /// Keeps a range in memory while the kernel reads into it, where the way of evicting needs that.
-struct Pinned<'a>(Option<(&'a Far, usize)>);
-
-impl<'a> Pinned<'a> {
-    fn new(far: &'a Far, addr: usize, install: Install) -> Pinned<'a> {
-        let needed = install == Install::Copy;
-        if needed {
-            far.region.pin(addr as *const u8, UNIT_BYTES).expect("a few pins");
-        }
-        Pinned(needed.then_some((far, addr)))
-    }
+fn pinned(far: &Far, addr: usize, install: Install) -> Option<PinGuard<'_>> {
+    let pin = || far.region.pin(bytes(addr as *const u8, UNIT_BYTES)).expect("a few pins");
+    (install == Install::Copy).then(pin)
 }
 
 const UNIT_BYTES: farheap::ByteCount = farheap::ByteCount::kib(4);
-
-impl Drop for Pinned<'_> {
-    fn drop(&mut self) {
-        if let Some((far, addr)) = self.0 {
-            far.region.unpin(addr as *const u8, UNIT_BYTES).expect("was pinned");
-        }
-    }
-}
 
 /// Splits the kernel's mapping in the middle of each page, so that pages lie in three mappings each, all of which
 /// may be written. `false`: not permitted.
@@ -201,7 +186,7 @@ fn preads(name: &'static str, page_kib: u64, install: Install, prepare: Prepare)
                         let at = dice.below((units / THREADS) as u64) as usize * THREADS + thread;
                         let unit = dice.below(FILE_UNITS as u64) as usize;
                         let addr = far.addr(0) + at * UNIT;
-                        let pinned = Pinned::new(far, addr, install);
+                        let pinned = pinned(far, addr, install);
                         known.file.read_exact_at(buffer(addr), (unit * UNIT) as u64).expect("read");
                         drop(pinned);
                         check_unit(addr, unit);
@@ -228,7 +213,7 @@ fn uring_reads(name: &'static str, page_kib: u64, install: Install) {
                 let at = dice.below((units / DEPTH) as u64) as usize * DEPTH + n;
                 let (addr, unit) =
                     (far.addr(0) + at * UNIT, dice.below(FILE_UNITS as u64) as usize);
-                let pinned = Pinned::new(far, addr, install);
+                let pinned = pinned(far, addr, install);
                 let read = opcode::Read::new(fd, addr as *mut u8, UNIT as u32)
                     .offset((unit * UNIT) as u64)
                     .build()

@@ -1,12 +1,12 @@
 //! Forked children of a process whose device is slow or fails, at every state that a page can be in.
 #![expect(unsafe_code, reason = "forks, and gives far memory up")]
 
-use crate::common::{seed, watchdog};
+use crate::common::{bytes, seed, watchdog};
 use crate::harness::{
     DEADLINE, Far, HUNG, check_page, config, fill_page, read_word, stamp, wait_until,
 };
 use farheap::ByteCount;
-use farheap::region::Install;
+use farheap::region::{Advice, Install};
 use farheap::store::Op;
 use std::io::Write;
 use std::ops::Range;
@@ -110,7 +110,9 @@ fn being_read(far: &Far, pages: Range<usize>) {
     far.store(pages.clone());
     far.control.pause();
     let before = far.stats().pages_prefetched;
-    far.region.prefetch(far.ptr(pages.start), far.len(pages.len())).expect("a range of the region");
+    far.region
+        .advise(&[bytes(far.ptr(pages.start), far.len(pages.len()))], Advice::WillNeed)
+        .expect("a range of the region");
     let asked = || far.stats().pages_prefetched - before;
     wait_until("all pages are being read", || asked() == pages.len() as u64);
     wait_until("the device has read them", || far.control.held() > 0);
@@ -119,7 +121,9 @@ fn being_read(far: &Far, pages: Range<usize>) {
 fn being_written(far: &Far, pages: Range<usize>) {
     far.fill(pages.clone());
     far.control.pause();
-    far.region.evict_soon(far.ptr(pages.start), far.len(pages.len())).expect("inside the region");
+    far.region
+        .advise(&[bytes(far.ptr(pages.start), far.len(pages.len()))], Advice::PageOut)
+        .expect("inside the region");
     wait_until("the device has got them", || far.control.held() > 0);
     wait_until("none is mapped", || pages.clone().all(|page| !is_mapped(far, page)));
 }
@@ -132,7 +136,9 @@ fn cooling(far: &Far, pages: Range<usize>) {
     }
     far.control.pause();
     let leave = |page| {
-        far.region.evict_soon(far.ptr(page), far.len(1)).expect("inside the region");
+        far.region
+            .advise(&[bytes(far.ptr(page), far.len(1))], Advice::PageOut)
+            .expect("inside the region");
         wait_until("it has left", || !is_mapped(far, page));
     };
     before.for_each(leave);
@@ -161,7 +167,8 @@ const DROPPERS: [Drop; 3] =
 
 fn clear(far: &Far, pages: Range<usize>) {
     // SAFETY: the case gives the content up and holds no reference.
-    unsafe { far.region.clear(far.ptr(pages.start), far.len(pages.len())) }.expect("it is dropped");
+    unsafe { far.region.clear(bytes(far.ptr(pages.start), far.len(pages.len())).cast_mut()) }
+        .expect("it is dropped");
 }
 
 fn map_again(far: &Far, pages: Range<usize>) {
@@ -305,6 +312,20 @@ fn children_inherit_all_while_a_thread_maps_over_far_memory_and_frees_it() {
         is_over.store(true, Ordering::Relaxed);
         assert_eq!(ends, [], "children that could not read");
     });
+}
+
+#[test]
+fn a_child_drops_the_guard_of_its_parents_pin() {
+    for inherits in [true, false] {
+        let config = config(16, Install::Auto).inherit(inherits);
+        let Some(far) = Far::new(config, 8, seed("pins of a parent")) else { return };
+        let guard = far.region.pin(bytes(far.ptr(0), far.len(8))).expect("a few pages");
+        let mut guard = Some(guard);
+        let child = fork(|| drop(guard.take()));
+        assert_eq!(wait_for(child), 0, "inherit: {inherits}");
+        drop(guard);
+        far.region.unpin(bytes(far.ptr(0), far.len(8))).expect_err("is not pinned any more");
+    }
 }
 
 #[test]

@@ -3,9 +3,9 @@
 
 use crate::common::child::{self, Ended};
 use crate::common::faulty::{FaultControl, FaultyStore};
-use crate::common::{region, watchdog};
+use crate::common::{bytes, region, watchdog};
 use crate::injector::Injector;
-use farheap::region::{Install, Region, RegionConfig};
+use farheap::region::{Advice, Install, Region, RegionConfig};
 use farheap::store::{MemStore, Store};
 use farheap::{ByteCount, Stats};
 use std::ops::Range;
@@ -152,7 +152,9 @@ impl Far {
 
     /// Evicts a range and makes sure that it is out.
     pub(crate) fn evict(&self, pages: Range<usize>) {
-        self.region.evict(self.ptr(pages.start), self.len(pages.len())).expect("the store works");
+        self.region
+            .advise(&[bytes(self.ptr(pages.start), self.len(pages.len()))], Advice::PageOutNow)
+            .expect("the store works");
     }
 
     /// Stamps a range and has it written out.
@@ -171,7 +173,7 @@ impl Far {
     pub(crate) fn discard(&self, pages: Range<usize>) {
         let (ptr, len) = (self.ptr(pages.start), self.len(pages.len()));
         // SAFETY: the case gives the content up and holds no reference.
-        unsafe { self.region.discard(ptr, len) }.expect("inside the region");
+        unsafe { self.region.discard(bytes(ptr, len).cast_mut()) }.expect("inside the region");
     }
 
     /// Flips a bit in each of the next reads. All cases verify what they read.
@@ -194,7 +196,9 @@ impl Far {
     pub(crate) fn expect_healthy(&self) {
         wait_until("write-back works again", || {
             self.fill(0..8.min(self.pages));
-            self.region.evict(self.ptr(0), self.len(8.min(self.pages))).is_ok()
+            self.region
+                .advise(&[bytes(self.ptr(0), self.len(8.min(self.pages)))], Advice::PageOutNow)
+                .is_ok()
         });
         self.fill(0..self.pages);
         self.check(0..self.pages);

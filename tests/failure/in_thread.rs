@@ -3,13 +3,13 @@
 //! The program's SIGBUS handler is there before the region, whose own passes on what it cannot
 //! serve.
 
-use crate::common::{seed, watchdog};
+use crate::common::{bytes, seed, watchdog};
 use crate::harness::{
     DEADLINE, Far, HUNG, config, in_child, park_on_sigbus, resume, sigbus_addrs, sigbus_count,
 };
 use crate::reads::{BAD, FOREVER, PAGES, expect_lost_page, give_up};
 use farheap::ByteCount;
-use farheap::region::{FaultMode, Install, RegionConfig};
+use farheap::region::{Advice, FaultMode, Install, RegionConfig};
 use farheap::store::Op;
 use std::time::{Duration, Instant};
 
@@ -116,13 +116,13 @@ fn a_page_that_could_not_be_fetched_is_read_when_it_is_touched() {
         let Some(far) = Far::new(in_thread(page, install), PAGES, 1) else { return };
         far.store(0..PAGES);
         fail_reads(&far, FOREVER);
-        let pages = [1, 2, 3].map(|page| (far.addr(page) as *const u8, ByteCount(1)));
-        far.region.fetch_many(&pages).expect("in the region");
+        let pages = [1, 2, 3].map(|page| bytes(far.addr(page) as *const u8, ByteCount(1)));
+        far.region.advise(&pages, Advice::WillNeedNow).expect("in the region");
         fail_reads(&far, 0);
         let stats = far.stats();
         assert_eq!((stats.poisoned, stats.pages_prefetched), (0, 0), "{page} KiB {install:?}");
         assert!(stats.read_errors > 0);
-        far.region.fetch_many(&pages[1..]).expect("in the region");
+        far.region.advise(&pages[1..], Advice::WillNeedNow).expect("in the region");
         far.check(1..4);
         let stats = far.stats();
         assert_eq!((stats.faults_read, stats.pages_prefetched), (1, 2), "{page} KiB {install:?}");
@@ -182,13 +182,13 @@ fn never_answered(config: RegionConfig) {
     // Of use again before the read has returned; what that brings is not installed.
     far.discard(BAD..BAD + 1);
     assert_eq!(far.touch(BAD).join().expect("a page like any other"), 0);
-    far.region.pin(far.ptr(BAD), far.len(1)).expect("far below the limit");
+    let pinned = far.region.pin(bytes(far.ptr(BAD), far.len(1))).expect("far below the limit");
     far.control.release();
     resume();
     for thread in threads {
         assert_eq!(thread.join().expect("resumed"), 0);
     }
-    far.region.unpin(far.ptr(BAD), far.len(1)).expect("pinned above");
+    drop(pinned);
     far.check(0..BAD);
     far.check(BAD + 1..PAGES);
     far.expect_healthy();
@@ -261,8 +261,10 @@ fn a_page_that_nobody_waits_for_outlasts_a_device_that_does_not_answer() {
     far.control.pause();
     std::thread::scope(|scope| {
         let far = &far;
-        let fetch =
-            scope.spawn(|| far.region.fetch_many(&[(far.addr(BAD) as *const u8, ByteCount(1))]));
+        let fetch = scope.spawn(|| {
+            far.region
+                .advise(&[bytes(far.addr(BAD) as *const u8, ByteCount(1))], Advice::WillNeedNow)
+        });
         std::thread::sleep(DEADLINE * 4);
         far.control.release();
         fetch.join().expect("no panic").expect("in the region");

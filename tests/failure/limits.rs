@@ -1,12 +1,12 @@
 //! The limit when it cannot be held, and arguments that make no sense.
 #![expect(unsafe_code, reason = "forks, and discards far memory")]
 
-use crate::common::{mem_store, region, watchdog};
+use crate::common::{bytes, mem_store, region, watchdog};
 use crate::harness::{
     Far, HUNG, Stop, WAYS, config, in_child, park_on_sigbus, read_word, sigbus_count, stamp,
     wait_until,
 };
-use farheap::region::{Install, Region, RegionConfig};
+use farheap::region::{Advice, Install, Region, RegionConfig};
 use farheap::{ByteCount, Error};
 use std::ptr::NonNull;
 use std::sync::Barrier;
@@ -25,11 +25,13 @@ fn more_pins_than_the_limit_has_room_for_are_an_error() {
         let config = config(page, install);
         let fit = resident_pages(&config);
         let Some(far) = Far::new(config, 2 * fit, 1) else { return };
-        let error = far.region.pin(far.ptr(0), far.len(2 * fit)).expect_err("twice the limit");
+        let error =
+            far.region.pin(bytes(far.ptr(0), far.len(2 * fit))).expect_err("twice the limit");
         assert!(matches!(error, Error::LimitExceeded { .. }), "{error}");
         // As many as there may be; everything else goes on in the rest.
-        far.region.pin(far.ptr(0), far.len(fit / 2)).expect("half of the limit");
-        far.region.pin(far.ptr(fit / 2), far.len(fit / 2)).expect_err("as much again");
+        let pinned =
+            far.region.pin(bytes(far.ptr(0), far.len(fit / 2))).expect("half of the limit");
+        far.region.pin(bytes(far.ptr(fit / 2), far.len(fit / 2))).expect_err("as much again");
         far.fill(0..2 * fit);
         far.check(0..2 * fit);
         // A fault is counted just after its thread has gone on.
@@ -37,8 +39,8 @@ fn more_pins_than_the_limit_has_room_for_are_an_error() {
         let read = far.stats().faults_read;
         far.check(0..fit / 2);
         assert_eq!(far.stats().faults_read, read, "pinned pages do not fault");
-        far.region.unpin(far.ptr(0), far.len(fit / 2)).expect("was pinned");
-        far.region.unpin(far.ptr(0), far.len(fit / 2)).expect_err("is not pinned any more");
+        drop(pinned);
+        far.region.unpin(bytes(far.ptr(0), far.len(fit / 2))).expect_err("is not pinned any more");
         far.expect_healthy();
     }
 }
@@ -52,14 +54,20 @@ fn unmapped_and_discarded_pages_give_their_pins_back() {
     for _ in 0..4 {
         let len = far.len(half);
         let ptr = far.region.map(len).expect("there is room");
-        far.region.pin(ptr.as_ptr(), len).expect("nothing else is pinned");
+        far.region
+            .pin(bytes(ptr.as_ptr(), len))
+            .map(std::mem::forget)
+            .expect("nothing else is pinned");
         // SAFETY: mapped by this case, which is done with it.
         unsafe { far.region.unmap(ptr, len) }.expect("just mapped");
         let ptr = far.region.map(len).expect("there is room");
-        far.region.pin(ptr.as_ptr(), len).expect("nothing else is pinned");
+        far.region
+            .pin(bytes(ptr.as_ptr(), len))
+            .map(std::mem::forget)
+            .expect("nothing else is pinned");
         // SAFETY: nobody needs the content.
-        unsafe { far.region.discard(ptr.as_ptr(), len) }.expect("just mapped");
-        far.region.unpin(ptr.as_ptr(), len).expect_err("a discarded page is not pinned");
+        unsafe { far.region.discard(bytes(ptr.as_ptr(), len).cast_mut()) }.expect("just mapped");
+        far.region.unpin(bytes(ptr.as_ptr(), len)).expect_err("a discarded page is not pinned");
         // SAFETY: mapped by this case, which is done with it.
         unsafe { far.region.unmap(ptr, len) }.expect("just mapped");
     }
@@ -80,14 +88,14 @@ fn a_limit_below_what_is_pinned_is_an_error_and_faults_wait() {
         park_on_sigbus();
         let pinned = pages / 2;
         far.fill(0..pages);
-        far.region.pin(far.ptr(0), far.len(pinned)).expect("half of the limit");
+        let pins = far.region.pin(bytes(far.ptr(0), far.len(pinned))).expect("half of the limit");
         let error = far.region.set_limit(lowered).expect_err("more than that is pinned");
         assert!(matches!(error, Error::LimitExceeded { .. }), "{error}");
         far.check(0..pinned);
         let thread = far.touch(pages - 1);
         nobody_reads.read_until("a thread waits for its page");
         assert!(!thread.is_finished());
-        far.region.unpin(far.ptr(0), far.len(pinned)).expect("was pinned");
+        drop(pins);
         far.region.set_limit(lowered).expect("nothing is pinned");
         assert!(far.stats().resident_bytes.0 <= lowered.0);
         assert_eq!(thread.join().expect("there is room"), stamp(pages - 1));
@@ -131,9 +139,9 @@ fn pages_that_refused_an_eviction_are_not_forgotten() {
     let pages = resident_pages(&config) / 2;
     let Some(far) = Far::new(config, pages, 1) else { return };
     far.fill(0..pages);
-    far.region.pin(far.ptr(0), far.len(pages)).expect("half of the limit");
+    let pinned = far.region.pin(bytes(far.ptr(0), far.len(pages))).expect("half of the limit");
     far.evict(0..pages);
-    far.region.unpin(far.ptr(0), far.len(pages)).expect("was pinned");
+    drop(pinned);
     far.region.set_limit(lowered).expect("nothing is pinned");
     far.check(0..pages);
 }
@@ -148,7 +156,9 @@ fn prefetching_more_than_fits_leaves_room_for_faults() {
         let Some(far) = Far::new(config, pages, 1) else { return };
         far.fill(0..pages);
         for _ in 0..4 {
-            far.region.prefetch(far.ptr(0), far.len(pages)).expect("inside the region");
+            far.region
+                .advise(&[bytes(far.ptr(0), far.len(pages))], Advice::WillNeed)
+                .expect("inside the region");
             far.check(pages - 64..pages);
         }
         far.check(0..pages);
@@ -382,17 +392,19 @@ fn bad_arguments_are_errors() {
         (std::ptr::null(), ByteCount(4096), "null"),
         (usize::MAX as *const u8, ByteCount(4096), "the last address"),
     ];
-    let outside = region.evict(local.as_ptr(), ByteCount(4096)).expect_err("local memory");
+    let outside = region
+        .advise(&[bytes(local.as_ptr(), ByteCount(4096))], Advice::PageOutNow)
+        .expect_err("local memory");
     let said = format!("4096 bytes at {:p} lie outside of the region, 0x", local.as_ptr());
     assert!(outside.to_string().contains(&said), "{outside}");
     for (ptr, len, what) in ranges {
-        bad(region.evict(ptr, len), what);
-        bad(region.prefetch(ptr, len), what);
-        bad(region.pin(ptr, len), what);
-        bad(region.unpin(ptr, len), what);
+        bad(region.advise(&[bytes(ptr, len)], Advice::PageOutNow), what);
+        bad(region.advise(&[bytes(ptr, len)], Advice::WillNeed), what);
+        bad(region.pin(bytes(ptr, len)).map(std::mem::forget), what);
+        bad(region.unpin(bytes(ptr, len)), what);
         if len.0 > 0 {
             // SAFETY: refused before anything happens.
-            bad(unsafe { region.discard(ptr, len) }, what);
+            bad(unsafe { region.discard(bytes(ptr, len).cast_mut()) }, what);
         }
         if let Some(ptr) = NonNull::new(ptr.cast_mut()) {
             // SAFETY: refused before anything happens.
@@ -404,7 +416,7 @@ fn bad_arguments_are_errors() {
     bad(unsafe { region.unmap(inside(4096), far.len(1)) }, "not the start of a page");
     // SAFETY: as above.
     bad(unsafe { region.unmap(inside(0), far.len(17)) }, "more than was mapped");
-    bad(region.unpin(far.ptr(0), far.len(1)), "never pinned");
+    bad(region.unpin(bytes(far.ptr(0), far.len(1))), "never pinned");
     far.check(0..16);
     let twice = region.map(far.len(4)).expect("there is room");
     // SAFETY: mapped by this case, which is done with it.
@@ -495,7 +507,9 @@ fn wakes_without_a_reason_do_no_harm() {
         scope.spawn(|| {
             // Prefetches of what is there, evictions of what is not: bells without work.
             while !stop.is_set() {
-                far.region.prefetch(far.ptr(0), far.len(1)).expect("inside the region");
+                far.region
+                    .advise(&[bytes(far.ptr(0), far.len(1))], Advice::WillNeed)
+                    .expect("inside the region");
                 far.evict(1023..1024);
                 rounds.fetch_add(1, Ordering::Relaxed);
             }

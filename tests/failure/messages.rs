@@ -1,9 +1,10 @@
 //! Messages of handlers: standard error that nobody reads stops no fault.
 #![expect(unsafe_code, reason = "puts a pipe in the place of standard error")]
 
+use crate::common::bytes;
 use crate::harness::{DEADLINE, Far, config, in_child, park_on_sigbus, sigbus_addrs, wait_until};
 use farheap::ByteCount;
-use farheap::region::{Install, Region, RegionConfig};
+use farheap::region::{Advice, Install, Region, RegionConfig};
 use farheap::store::{BlockStore, Op};
 use log::{LevelFilter, Log, Metadata, Record};
 use std::io::{PipeReader, Read, Seek, Write};
@@ -274,7 +275,7 @@ fn stored(region: &Region) -> usize {
     let len = ByteCount::kib(64);
     let start = region.map(len).expect("the span has room");
     crate::harness::fill_page(start.as_ptr() as usize, len.as_usize(), 7);
-    region.evict(start.as_ptr(), len).expect("the device works");
+    region.advise(&[bytes(start.as_ptr(), len)], Advice::PageOutNow).expect("the device works");
     start.as_ptr() as usize
 }
 

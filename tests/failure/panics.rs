@@ -1,10 +1,11 @@
 //! Panics of the store's code on the handler threads: told, survived, nobody hangs.
 
+use crate::common::bytes;
 use crate::harness::{
     Far, WAYS, config, in_child, park_on_sigbus, resume, sigbus_addrs, wait_until,
 };
 use crate::injector::Whose;
-use farheap::region::Install;
+use farheap::region::{Advice, Install};
 use farheap::store::Op;
 use std::time::Duration;
 
@@ -24,7 +25,9 @@ fn a_panic_while_a_handler_waits_costs_nothing() {
             far.store(0..PAGES);
             far.control.delay(Duration::from_millis(5));
             far.injector.panic_in_wait(Whose::Handler, 3);
-            far.region.prefetch(far.ptr(0), far.len(PAGES / 2)).expect("inside the region");
+            far.region
+                .advise(&[bytes(far.ptr(0), far.len(PAGES / 2))], Advice::WillNeed)
+                .expect("inside the region");
             far.check(0..PAGES);
             far.expect_healthy();
             assert_eq!((far.injector.panics_left(), far.stats().panics), (0, 3));
@@ -51,7 +54,9 @@ fn a_panic_while_a_handler_asks_the_device_costs_the_page_asked_for() {
         // A prefetch costs no page at all.
         far.store(0..PAGES);
         far.injector.panic_in_push(Op::Read, 1);
-        far.region.prefetch(far.ptr(0), far.len(PAGES)).expect("inside the region");
+        far.region
+            .advise(&[bytes(far.ptr(0), far.len(PAGES))], Advice::WillNeed)
+            .expect("inside the region");
         wait_until("the second panic", || far.stats().panics == 2);
         far.check(0..PAGES);
         far.expect_healthy();
@@ -108,7 +113,9 @@ fn frames_of_requests_that_panicked_are_used_again() {
         far.store(0..16);
         for page in 0..PANICS as usize {
             far.injector.panic_in_push(Op::Read, 1);
-            far.region.prefetch(far.ptr(page), far.len(1)).expect("inside the region");
+            far.region
+                .advise(&[bytes(far.ptr(page), far.len(1))], Advice::WillNeed)
+                .expect("inside the region");
             wait_until("the panic", || far.stats().panics == page as u64 + 1);
         }
         far.check(0..16);

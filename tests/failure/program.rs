@@ -3,12 +3,13 @@
 #![expect(unsafe_code, reason = "hands far memory to system calls")]
 #![expect(clippy::disallowed_methods, reason = "does what a program does to its own memory")]
 
+use crate::common::bytes;
 use crate::common::child::Ended;
 use crate::harness::{
     Far, WAYS, check_page, config, fill_page, in_child, read_word, stamp, wait_until,
 };
 use farheap::ByteCount;
-use farheap::region::{FaultMode, Install, RegionConfig};
+use farheap::region::{Advice, FaultMode, Install, RegionConfig};
 use nix::sys::resource::{Resource, getrlimit};
 use std::os::unix::fs::FileExt;
 
@@ -275,7 +276,7 @@ fn drop_and_look(far: &Far, from: usize, len: usize) {
     // A page that leaves before it is dropped would come back as it was, and so would one that is as the
     // device has it and leaves before it is touched again.
     let (first, held) = (far.ptr(pages.start), far.len(pages.len()));
-    far.region.pin(first, held).expect("a few pages");
+    let pinned = far.region.pin(bytes(first, held)).expect("a few pages");
     // SAFETY: the case gives the content up.
     let rc = unsafe { libc::madvise((base + from) as *mut _, len, libc::MADV_DONTNEED) };
     assert_eq!(rc, 0, "{}", last_error());
@@ -285,7 +286,7 @@ fn drop_and_look(far: &Far, from: usize, len: usize) {
         let want = if is_dropped { 0 } else { stamp(page) ^ within };
         assert_eq!(read_word(base + unit), want, "page {page} at {within}");
     }
-    far.region.unpin(first, held).expect("just pinned");
+    drop(pinned);
     // What is written there now is kept, and the rest of the page with it.
     for unit in (from..from + len).step_by(UNIT) {
         let (page, within) = (unit / far.page, unit % far.page);
@@ -305,9 +306,9 @@ fn drops(far: &Far) {
     let page = far.page;
     // In memory when they are dropped: as they were filled, as they were read, and written since.
     let resident = |first: usize| {
-        far.region.pin(far.ptr(first), far.len(4)).expect("four pages");
+        let pinned = far.region.pin(bytes(far.ptr(first), far.len(4))).expect("four pages");
         far.check(first..first + 4);
-        far.region.unpin(far.ptr(first), far.len(4)).expect("just pinned");
+        drop(pinned);
     };
     for first in [far.pages - 8, 4, far.pages / 2] {
         resident(first);
@@ -355,7 +356,7 @@ fn what_the_program_drops_may_leave_before_it_is_touched() {
         for_each_way(|far| {
             let pages = 4..8;
             // What is on its way out when it is dropped comes back as it was.
-            far.region.pin(far.ptr(4), far.len(4)).expect("four pages");
+            let pinned = far.region.pin(bytes(far.ptr(4), far.len(4))).expect("four pages");
             far.fill(pages.clone());
             for unit in (4 * far.page..8 * far.page).step_by(2 * UNIT) {
                 // SAFETY: the case gives the content up.
@@ -364,7 +365,7 @@ fn what_the_program_drops_may_leave_before_it_is_touched() {
                 };
                 assert_eq!(rc, 0, "{}", last_error());
             }
-            far.region.unpin(far.ptr(4), far.len(4)).expect("just pinned");
+            drop(pinned);
             for _ in 0..2 {
                 far.evict(0..far.pages);
                 for unit in (4 * far.page..8 * far.page).step_by(UNIT) {
@@ -405,7 +406,9 @@ fn far_memory_that_the_program_unmaps_is_gone_and_the_rest_is_not() {
                 (0..far.pages).filter(is_there).for_each(|page| far.check(page..page + 1));
                 (0..far.pages).filter(is_there).for_each(|page| far.fill(page..page + 1));
             }
-            far.region.prefetch(far.ptr(0), far.len(far.pages)).expect("a range of it");
+            far.region
+                .advise(&[bytes(far.ptr(0), far.len(far.pages))], Advice::WillNeed)
+                .expect("a range of it");
             far.discard(0..far.pages);
         });
         let Some(far) = Far::new(config(64, Install::Auto), 256, 1) else { return };

@@ -1,13 +1,13 @@
 //! Reads that fail, lie, or come late.
 
 use crate::common::child::Ended;
-use crate::common::{seed, watchdog};
+use crate::common::{bytes, seed, watchdog};
 use crate::harness::{
     DEADLINE, Far, HUNG, WAYS, config, in_child, park_on_sigbus, read_word, resume, sigbus_addrs,
     sigbus_count, stamp, wait_until,
 };
 use farheap::ByteCount;
-use farheap::region::{FaultMode, Install, RegionConfig};
+use farheap::region::{Advice, FaultMode, Install, RegionConfig};
 use farheap::store::Op;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -149,7 +149,9 @@ fn lose_one_page(config: RegionConfig) {
     far.store(0..PAGES);
     far.injector.spoil(true);
     // Neighbours are read together with the bad place, and live on.
-    far.region.prefetch(far.ptr(0), far.len(PAGES)).expect("inside the region");
+    far.region
+        .advise(&[bytes(far.ptr(0), far.len(PAGES))], Advice::WillNeed)
+        .expect("inside the region");
     far.check(0..BAD);
     far.check(BAD + 1..PAGES);
     assert_eq!((sigbus_count(), far.stats().poisoned), (0, 0), "nobody has touched the bad page");
@@ -161,7 +163,9 @@ fn lose_one_page(config: RegionConfig) {
     far.control.delay(Duration::ZERO);
     assert_eq!(far.stats().poisoned, 1);
     far.evict(0..PAGES);
-    far.region.prefetch(far.ptr(0), far.len(PAGES)).expect("inside the region");
+    far.region
+        .advise(&[bytes(far.ptr(0), far.len(PAGES))], Advice::WillNeed)
+        .expect("inside the region");
     far.check(0..BAD);
     far.check(BAD + 1..PAGES);
     assert_eq!(sigbus_count(), WAITING, "no other page is lost");
@@ -358,7 +362,9 @@ fn an_answer_before_the_deadline_is_waited_for() {
         let Some(far) = Far::new(config(page, install), PAGES, 1) else { return };
         far.store(0..PAGES);
         far.control.delay(Duration::from_millis(20));
-        far.region.prefetch(far.ptr(20), far.len(PAGES - 20)).expect("inside the region");
+        far.region
+            .advise(&[bytes(far.ptr(20), far.len(PAGES - 20))], Advice::WillNeed)
+            .expect("inside the region");
         far.check(0..PAGES);
         assert_eq!(far.stats().poisoned, 0);
     }
@@ -380,7 +386,9 @@ fn a_fault_behind_a_full_queue_has_a_deadline_too() {
         order.iter().for_each(|&page| far.evict(page..page + 1));
         far.control.pause();
         for page in 0..MANY - 1 {
-            far.region.prefetch(far.ptr(page), far.len(1)).expect("inside the region");
+            far.region
+                .advise(&[bytes(far.ptr(page), far.len(1))], Advice::WillNeed)
+                .expect("inside the region");
         }
         wait_until("a full queue", || far.control.held() >= 120);
         let thread = far.touch(MANY - 1);
@@ -409,7 +417,9 @@ fn failed_prefetches_cost_no_pages() {
             Damage::Errors => far.control.fail_fraction(Op::Read, 1_000_000, libc::EIO),
             Damage::Silence => far.control.pause(),
         }
-        far.region.prefetch(far.ptr(0), far.len(PAGES)).expect("inside the region");
+        far.region
+            .advise(&[bytes(far.ptr(0), far.len(PAGES))], Advice::WillNeed)
+            .expect("inside the region");
         wait_until("failed reads", || far.stats().read_errors > 0);
         std::thread::sleep(DEADLINE);
         far.control.heal();

@@ -1,12 +1,12 @@
 //! Regions that end while something is under way.
 
 use crate::common::place::LoopDevice;
-use crate::common::{region, watchdog};
+use crate::common::{bytes, region, watchdog};
 use crate::harness::{
     DEADLINE, Far, HUNG, WAYS, config, in_child, read_word, wait_until, write_word,
 };
 use farheap::ByteCount;
-use farheap::region::Install;
+use farheap::region::{Advice, Install};
 use farheap::store::{BlockStore, Store};
 use std::ffi::OsStr;
 use std::fs::File;
@@ -30,7 +30,9 @@ fn prefetches_under_way_do_not_hold_up_the_end() {
             if paused {
                 far.control.pause();
             }
-            far.region.prefetch(far.ptr(0), far.len(PAGES)).expect("inside the region");
+            far.region
+                .advise(&[bytes(far.ptr(0), far.len(PAGES))], Advice::WillNeed)
+                .expect("inside the region");
             drop(far);
         }
     }

@@ -4,7 +4,7 @@
 //! every place. Each case is over when enough have been handled; a hang is the watchdog's.
 #![expect(unsafe_code, reason = "installs and raises signals, and touches far memory")]
 
-use crate::common::{mem_store, region, watchdog};
+use crate::common::{bytes, mem_store, region, watchdog};
 use crate::harness::{HUNG, Stop, config, in_child, read_word, stamp, wait_until, write_word};
 use allocator_api2::vec::Vec as FarVec;
 use farheap::region::{Advice, FaultMode, Install, Region, RegionConfig};
@@ -90,7 +90,8 @@ fn with_region(config: RegionConfig, work: impl Fn(&Region, usize, usize)) {
 fn discard(region: &Region, own: usize, page: usize) {
     (0..WORKED_ON / page).for_each(|at| write_word(own + at * page, 1));
     // SAFETY: nobody needs the content, or has a reference to it.
-    unsafe { region.discard(own as *const u8, ByteCount(WORKED_ON as u64)) }.expect("in it");
+    unsafe { region.discard(bytes(own as *const u8, ByteCount(WORKED_ON as u64)).cast_mut()) }
+        .expect("in it");
 }
 
 /// Spends most of its time under the lock that all handlers and the evictor need.
@@ -99,7 +100,7 @@ fn advise(region: &Region, own: usize, page: usize) {
     (0..PAGES).for_each(|at| write_word(own + at * page, 1));
     for _ in 0..200 {
         let len = ByteCount((PAGES * page) as u64);
-        region.advise(own as *const u8, len, Advice::WillNeed).expect("in it");
+        region.advise(&[bytes(own as *const u8, len)], Advice::WillNeed).expect("in it");
     }
 }
 
@@ -108,15 +109,15 @@ fn ask(region: &Region, own: usize, page: usize, round: usize) {
     let len = ByteCount(WORKED_ON as u64);
     let ptr = own as *const u8;
     (0..WORKED_ON / page).step_by(3).for_each(|at| write_word(own + at * page, round as u64));
-    region.advise(ptr, len, Advice::Cold).expect("in it");
-    region.prefetch(ptr, len).expect("in it");
-    region.pin(ptr, ByteCount(8 * page as u64)).expect("few pages");
-    region.unpin(ptr, ByteCount(8 * page as u64)).expect("pinned");
+    region.advise(&[bytes(ptr, len)], Advice::Cold).expect("in it");
+    region.advise(&[bytes(ptr, len)], Advice::WillNeed).expect("in it");
+    let pinned = region.pin(bytes(ptr, ByteCount(8 * page as u64))).expect("few pages");
+    drop(pinned);
     if round.is_multiple_of(4) {
-        region.evict(ptr, len).expect("the store works");
-        region.fetch_many(&[(ptr, len)]).expect("in it");
+        region.advise(&[bytes(ptr, len)], Advice::PageOutNow).expect("the store works");
+        region.advise(&[bytes(ptr, len)], Advice::WillNeedNow).expect("in it");
     }
-    region.advise(ptr, len, Advice::WillNeed).expect("in it");
+    region.advise(&[bytes(ptr, len)], Advice::WillNeed).expect("in it");
     assert!(region.stats().page_bytes > ByteCount::ZERO);
 }
 

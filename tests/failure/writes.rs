@@ -2,13 +2,13 @@
 #![expect(unsafe_code, reason = "takes far memory back")]
 
 use crate::common::child::Ended;
-use crate::common::{seed, watchdog};
+use crate::common::{bytes, seed, watchdog};
 use crate::harness::{
     DEADLINE, Far, HUNG, WAYS, config, fill_page, in_child, park_on_sigbus, resume, sigbus_addrs,
     sigbus_count, stamp, wait_until,
 };
 use farheap::Error;
-use farheap::region::Install;
+use farheap::region::{Advice, Install};
 use farheap::store::Op;
 use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
@@ -324,7 +324,9 @@ fn recover(page_kib: u64, install: Install, errno: i32) {
     let Some(far) = Far::new(config, 8, 1) else { return };
     far.control.fail_fraction(Op::Write, 1_000_000, errno);
     far.fill(0..8);
-    far.region.evict(far.ptr(0), far.len(8)).expect_err("the device takes no writes");
+    far.region
+        .advise(&[bytes(far.ptr(0), far.len(8))], Advice::PageOutNow)
+        .expect_err("the device takes no writes");
     let blocks = fill_until_refused(&far);
     let freed = blocks.len();
     for block in blocks {

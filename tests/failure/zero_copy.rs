@@ -2,7 +2,7 @@
 //! (`MSG_ZEROCOPY`) hold references that nobody can see. What they read is what was there.
 #![expect(unsafe_code, reason = "hands far memory to system calls")]
 
-use crate::common::watchdog;
+use crate::common::{bytes, watchdog};
 use crate::harness::{Far, config, stamp};
 use farheap::ByteCount;
 use farheap::region::{FaultMode, Install, RegionConfig};
@@ -57,12 +57,10 @@ fn use_frames_again(far: &Far, mine: usize) {
 }
 
 /// Bytes of the pages from `first` on, all of which are in memory until `send` returns.
-fn resident<T>(far: &Far, first: usize, bytes: usize, send: impl FnOnce(*const u8) -> T) -> T {
-    let len = ByteCount(bytes as u64);
-    far.region.pin(far.ptr(first), len).expect("a few pages");
-    let result = send(far.ptr(first));
-    far.region.unpin(far.ptr(first), len).expect("just pinned");
-    result
+fn resident<T>(far: &Far, first: usize, len: usize, send: impl FnOnce(*const u8) -> T) -> T {
+    let len = ByteCount(len as u64);
+    let _pinned = far.region.pin(bytes(far.ptr(first), len)).expect("a few pages");
+    send(far.ptr(first))
 }
 
 fn splice(far: &Far, first: usize) -> (PipeReader, PipeWriter) {

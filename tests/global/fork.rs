@@ -75,7 +75,7 @@ fn a_forked_child_reads_the_parents_far_data() {
     alone("a_forked_child_reads_the_parents_far_data", || {
         let Some(heap) = heap("far_limit:8MiB,capacity:128MiB") else { return };
         let (data, local) = (numbers(), vec![7_u64; 1000]);
-        heap.evict_all().expect("the device has room");
+        heap.region().evict_all().expect("the device has room");
         // All evicted, then one page of each kind: written, read, and never touched again.
         for touched in [None, Some(0), Some(WORDS / 2)] {
             touched.map(|at| read(&data[at]));
@@ -86,7 +86,7 @@ fn a_forked_child_reads_the_parents_far_data() {
         }
         assert_eq!(fork(|| local.iter().sum::<u64>() == 7000), End::Exit(0), "local memory");
         assert!(data.iter().zip(0..).all(|(seen, n)| *seen == n | 1 << 63), "the parent's data");
-        heap.evict_all().expect("as before");
+        heap.region().evict_all().expect("as before");
     });
 }
 
@@ -138,7 +138,7 @@ fn programs_can_be_started_from_a_far_scope() {
                 output
             };
             let output = match output {
-                Err(error) if !heap.serves_kernel_faults() => {
+                Err(error) if !heap.region().serves_kernel_faults() => {
                     assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
                     return;
                 }
@@ -146,7 +146,7 @@ fn programs_can_be_started_from_a_far_scope() {
             };
             assert!(Far::contains(output.stdout.as_ptr()), "the output was read into far memory");
             assert_eq!(output.stdout, b"environment argument\n", "round {round}");
-            heap.evict_all().expect("the device has room");
+            heap.region().evict_all().expect("the device has room");
         }
     });
 }
@@ -161,10 +161,10 @@ fn commands_that_fork_take_far_arguments() {
         command.args(["-c", "exit 7"]);
         // SAFETY: the closure does nothing.
         unsafe { command.pre_exec(|| Ok(())) };
-        heap.evict_all().expect("the device has room");
+        heap.region().evict_all().expect("the device has room");
         match command.status() {
             // The kernel reads the arguments, which may have no page in memory.
-            Err(error) if !heap.serves_kernel_faults() => {
+            Err(error) if !heap.region().serves_kernel_faults() => {
                 assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
             }
             status => assert_eq!(status.expect("sh starts").code(), Some(7)),
@@ -203,7 +203,7 @@ impl Blocks {
                 blocks.raw.push(raw.expect("the device has room"));
             }
         }
-        heap.evict_all().expect("the device has room");
+        heap.region().evict_all().expect("the device has room");
         blocks.typed[5].push(1);
         blocks.global[4][0] = 0;
         blocks
@@ -426,7 +426,7 @@ fn a_child_that_lives_on_keeps_the_device_and_nothing_else() {
         let own = descriptors(std::process::id() as i32);
         assert!(own.iter().all(|link| !link.contains("/task/")), "{own:?}");
         let data = numbers();
-        heap.evict_all().expect("the device has room");
+        heap.region().evict_all().expect("the device has room");
         let (mut told, tell) = io::pipe().expect("a pipe");
         let (mut began, begin) = io::pipe().expect("a pipe");
         #[expect(clippy::disallowed_methods, reason = "what becomes of a child is tested")]

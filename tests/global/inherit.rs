@@ -124,7 +124,7 @@ fn a_child_reads_what_was_at_the_fork_while_the_parent_rewrites_all() {
     cases(TEST, &kinds, |conf| {
         let Some(heap) = start(conf) else { return };
         let mut data = data(0);
-        heap.evict_all().expect("the device has room");
+        heap.region().evict_all().expect("the device has room");
         // Half is written anew, of which a part is in memory.
         write(&mut data, WORDS / 2..WORDS, 0);
         let (mut go, mut done) = (Signal::new(), Signal::new());
@@ -155,7 +155,7 @@ fn what_a_child_writes_is_its_own() {
     cases(TEST, &KINDS, |conf| {
         let Some(heap) = start(conf) else { return };
         let mut data = data(0);
-        heap.evict_all().expect("the device has room");
+        heap.region().evict_all().expect("the device has room");
         let seed = seed(TEST);
         let children: Vec<i32> = (1..=2)
             .map(|child| {
@@ -189,7 +189,7 @@ fn a_childs_child_has_what_the_child_had() {
     cases(TEST, &KINDS, |conf| {
         let Some(heap) = start(conf) else { return };
         let mut data = data(0);
-        heap.evict_all().expect("the device has room");
+        heap.region().evict_all().expect("the device has room");
         let child = fork(|| {
             write(&mut data, 0..WORDS / 2, 1);
             let grandchild = fork(|| {
@@ -277,7 +277,7 @@ fn a_child_forks_while_its_threads_fault() {
     cases(TEST, &["page:4KiB", "page:16KiB"], |conf| {
         let Some(heap) = start(conf) else { return };
         let data = data(0);
-        heap.evict_all().expect("the device has room");
+        heap.region().evict_all().expect("the device has room");
         let part = |dice: &mut Dice| {
             let from = dice.below((WORDS - 20_000) as u64) as usize;
             from..from + 20_000
@@ -313,7 +313,7 @@ fn threads_fork_at_once_and_children_end_with_their_destructors() {
         let expected = if conf.contains("metadata:far") { -libc::SIGSEGV } else { 0 };
         let Some(heap) = start(conf) else { return };
         let data = data(0);
-        heap.evict_all().expect("the device has room");
+        heap.region().evict_all().expect("the device has room");
         let is_over = AtomicBool::new(false);
         std::thread::scope(|threads| {
             let others = StopOnDrop(&is_over);
@@ -355,7 +355,7 @@ fn programs_are_started_with_arguments_in_far_memory() {
         let Some(heap) = start("page:4KiB") else { return };
         let data = data(0);
         for _ in 0..10 {
-            heap.evict_all().expect("the device has room");
+            heap.region().evict_all().expect("the device has room");
             let child = fork(|| {
                 let words: Vec<_> = ["/bin/echo", "-n", ""].into_iter().map(cstring).collect();
                 let mut arguments: Vec<_> = words.iter().map(|word| word.as_ptr()).collect();
@@ -464,7 +464,7 @@ fn a_child_outlives_its_parent() {
     };
     let Some(heap) = start(&conf) else { return };
     let mut data = data(0);
-    heap.evict_all().expect("the device has room");
+    heap.region().evict_all().expect("the device has room");
     let parent = std::process::id();
     let mut ready = Signal::new();
     let _child = fork(|| {
@@ -506,7 +506,7 @@ fn a_daemon_has_what_the_program_had() {
     };
     let Some(heap) = start(&conf) else { return };
     let mut data = data(0);
-    heap.evict_all().expect("the device has room");
+    heap.region().evict_all().expect("the device has room");
     write(&mut data, 0..WORDS / 3, 0);
     // SAFETY: the process goes on in a child, with this thread alone; its directory and outputs stay.
     let rc = unsafe { libc::daemon(1, 1) };
@@ -557,7 +557,7 @@ fn functions_that_run_around_a_fork_allocate() {
         unsafe { libc::pthread_atfork(Some(late_before), Some(late_after), Some(late_after)) };
         let mut data = data(0);
         for round in 1..=3 {
-            heap.evict_all().expect("the device has room");
+            heap.region().evict_all().expect("the device has room");
             let child = fork(|| {
                 let counts: Vec<_> = AROUND.iter().map(|at| at.load(Ordering::Relaxed)).collect();
                 // Once in each process for what runs after a fork: the child has the parent's earlier ones.
@@ -592,7 +592,7 @@ fn children_are_right_when_their_parent_is_killed_at_any_moment() {
     let Some(heap) = start(&conf) else { return };
     let mut dice = Dice::new(seed(TEST));
     let mut data = data(0);
-    heap.evict_all().expect("the device has room");
+    heap.region().evict_all().expect("the device has room");
     write(&mut data, WORDS / 2..WORDS, 0);
     let parent = std::process::id();
     let (mut ready, mut go) = (Signal::new(), Signal::new());
@@ -651,6 +651,6 @@ fn children_are_killed_at_any_moment() {
         write_all(&mut data, 1);
         assert!(is_version(&data, 1), "the parent's");
         // All that was held is free again, so that everything fits as before.
-        assert!(crate::common::eventually(|| heap.evict_all().is_ok()));
+        assert!(crate::common::eventually(|| heap.region().evict_all().is_ok()));
     });
 }

@@ -181,7 +181,7 @@ fn far_metadata_leaves_and_comes_back_like_all_far_memory() {
                 block.extend((0..block.capacity() as u64).map(|n| n ^ round));
                 blocks.push(block);
             }
-            heap.evict_all().expect("the device works");
+            heap.region().evict_all().expect("the device works");
             let gone = blocks.len() / 3;
             for _ in 0..gone {
                 let at = dice.below(blocks.len() as u64) as usize;

@@ -196,7 +196,7 @@ fn a_program_that_works_on_ordinary_memory_works_with_a_heap() {
         let (conf, blocks) = limits.into_iter().find(|(conf, _)| *conf == limit).expect("a case");
         let Some(heap) = heap(conf) else { return };
         let wanted = if conf.contains("threshold:0") { Some(ByteCount::ZERO) } else { BY_SIZE };
-        assert_far_from(&heap, wanted.filter(|_| heap.serves_kernel_faults()));
+        assert_far_from(&heap, wanted.filter(|_| heap.region().serves_kernel_faults()));
         program(blocks);
         println!("{}", heap.stats());
         return;
@@ -253,7 +253,7 @@ fn user_mode_far_sends_sizes_far_and_system_calls_fail_as_it_says() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("file");
         let written = vec![5_u8; MIB];
-        heap.evict_all().expect("everything leaves");
+        heap.region().evict_all().expect("everything leaves");
         let refused = fs::write(&path, &written).expect_err("not resident");
         assert_eq!(refused.raw_os_error(), Some(libc::EFAULT), "{refused}");
         let local = {

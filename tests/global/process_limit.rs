@@ -164,7 +164,8 @@ fn far_memory_is_right_while_everything_beside_it_grows_and_shrinks() {
             scope.spawn(move || {
                 until_over(&|roll| {
                     let limit = ByteCount(
-                        RegionConfig::limit_min(heap.page_size()).get() + roll % (60 << 20),
+                        RegionConfig::limit_min(heap.region().page_size()).get()
+                            + roll % (60 << 20),
                     );
                     // Where local memory has left less, that holds.
                     drop(heap.region().set_limit(limit));

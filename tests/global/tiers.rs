@@ -58,7 +58,9 @@ fn each_tier_has_its_own_device_page_size_and_limit() {
         for ((tier, column), page) in tiers.iter().zip(&columns).zip(pages) {
             let (name, stats) = (tier.name(), tier.stats());
             assert_eq!(Tier::of(column.as_ptr()), Some(tier.tier()));
-            assert!(tier.contains(column.as_ptr().cast()) && Far::contains(column.as_ptr()));
+            assert!(
+                tier.region().contains(column.as_ptr().cast()) && Far::contains(column.as_ptr())
+            );
             assert_eq!(stats.page_bytes, ByteCount::kib(page), "{name}");
             assert_eq!(tier.allocated(), ByteCount::mib(48), "{name}");
             assert!(stats.resident_bytes_max <= stats.limit_bytes, "{name}: {stats}");
@@ -166,7 +168,7 @@ fn one_limit_holds_for_all_tiers_under_a_manager() {
         assert!(cold.region().manager().is_some());
         // Temporary memory spills where it did: to the default tier.
         let temporary = manager.allocate_temporary(ByteCount::mib(96)).expect("it spills");
-        assert!(temporary.is_spilled() && default.contains(temporary.as_ptr().as_ptr()));
+        assert!(temporary.is_spilled() && default.region().contains(temporary.as_ptr().as_ptr()));
         drop((temporary, columns));
         default.shutdown().expect("all are empty");
         assert!(manager.consumer("far tier cold").is_none() || Heap::tiers().is_empty());

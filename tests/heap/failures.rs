@@ -251,7 +251,7 @@ fn allocations_fail_while_the_device_is_full() {
         let Some(heap) = heap(&format!("far_limit:8MiB,capacity:96MiB,{SHORT},dir:{dir}")) else {
             return;
         };
-        if !heap.serves_kernel_faults() {
+        if !heap.region().serves_kernel_faults() {
             return println!("skipped: only faults of user mode are permitted here");
         }
         let data = granted(64 * MIB / 8).expect("there is room");
@@ -338,7 +338,7 @@ fn far_memory_is_refused_while_others_fill_the_file_system() {
         let balloon = balloon(dir.as_ref(), 40 * MIB);
         // 64 MiB less 40 are 24: with the 8 of the limit no 48, which the capacity alone has.
         assert!(eventually(|| granted(32 * MIB / 8).is_err()), "granted what has no room");
-        let error = heap.map(ByteCount::mib(32)).expect_err("the same").to_string();
+        let error = heap.region().map(ByteCount::mib(32)).expect_err("the same").to_string();
         assert!(error.contains("free space there") && error.contains(&dir), "{error}");
         drop(numbers(4 * MIB / 8, 2).expect("there is room for some"));
         fs::remove_file(&balloon).expect("the balloon");
@@ -442,7 +442,7 @@ fn a_file_longer_than_this_process_may_write_is_an_error_not_a_signal() {
         // Without a capacity it is what the process may write.
         let Some(heap) = heap("far_limit:8MiB,dir:/var/tmp") else { return };
         let data = numbers(12 * MIB / 8, 1).expect("there is room");
-        heap.evict_all().expect("written");
+        heap.region().evict_all().expect("written");
         assert_numbers(&data, 1);
         return;
     }
@@ -460,7 +460,7 @@ fn a_device_that_returns_other_bytes_is_a_sigbus_with_the_cause() {
         let (what, path) = case.split_once(':').expect("a case");
         let Some(heap) = heap(&format!("far_limit:8MiB,{SHORT},device:{path}")) else { return };
         let data = numbers(16 * MIB / 8, 6).expect("the device has room");
-        heap.evict_all().expect("the device has room");
+        heap.region().evict_all().expect("the device has room");
         let file = File::options().write(true).open(path).expect("the device");
         match what {
             "corrupt" => {

@@ -7,8 +7,9 @@
 
 use crate::common::child::{Ended, alone, case, cases, run, run_under};
 use crate::common::refuse::{Refused, refuse, refuse_new_calls};
-use crate::common::{Dice, StopOnDrop, heap, seed};
+use crate::common::{Dice, StopOnDrop, bytes, heap, seed};
 use allocator_api2::vec::Vec as FarVec;
+use farheap::region::Advice;
 use farheap::{ByteCount, Config, Error, Far, Heap};
 use std::fs::OpenOptions;
 use std::io::{Read, Seek, Write};
@@ -54,7 +55,12 @@ impl Buffer {
         std::hint::black_box(self.bytes()[0]);
         let left = |heap: &Heap| heap.stats().evicted_clean + heap.stats().pages_out;
         let before = left(heap);
-        heap.evict(self.0.as_ptr().cast(), ByteCount(self.bytes().len() as u64)).expect("evict");
+        heap.region()
+            .advise(
+                &[bytes(self.0.as_ptr().cast(), ByteCount(self.bytes().len() as u64))],
+                Advice::PageOutNow,
+            )
+            .expect("evict");
         assert!(left(heap) > before, "nothing was evicted");
     }
 }
@@ -62,7 +68,7 @@ impl Buffer {
 /// A heap that serves faults of kernel mode; else prints why not.
 fn kernel_heap(conf: &str) -> Option<Heap> {
     let heap = heap(conf)?;
-    if !heap.serves_kernel_faults() {
+    if !heap.region().serves_kernel_faults() {
         println!("skipped: only faults of user mode are permitted here");
         return None;
     }
@@ -132,7 +138,9 @@ fn direct_reads_lose_nothing_to_evictions_under_way() {
             let others = StopOnDrop(&done);
             scope.spawn(|| {
                 while !done.load(Ordering::Relaxed) {
-                    heap.evict(start as *const u8, ByteCount::mib(1)).expect("evict");
+                    heap.region()
+                        .advise(&[bytes(start as *const u8, ByteCount::mib(1))], Advice::PageOutNow)
+                        .expect("evict");
                 }
             });
             let lost = (0..100).find(|_| {
@@ -159,7 +167,7 @@ fn with_faults_of_user_mode_only_system_calls_fail_and_the_rest_works() {
         let mut dice = Dice::new(seed("user mode"));
         let heap = Heap::start(Config::parse("far_limit:8MiB,capacity:64MiB").expect("known keys"))
             .expect("user mode is enough to start");
-        assert!(!heap.serves_kernel_faults());
+        assert!(!heap.region().serves_kernel_faults());
         let source = Buffer::random(4096, &mut dice);
         let mut copy = Buffer::new(4096);
         copy.bytes_mut().copy_from_slice(source.bytes());
@@ -304,7 +312,9 @@ fn robust_mutexes_in_evicted_memory_tell_that_their_owner_has_ended() {
         };
         let len = ByteCount(buffer.bytes().len() as u64);
         let leave = || {
-            heap.evict(buffer.0.as_ptr().cast(), len).expect("evict");
+            heap.region()
+                .advise(&[bytes(buffer.0.as_ptr().cast(), len)], Advice::PageOutNow)
+                .expect("evict");
             mutexes.iter().all(is_out)
         };
         assert!(crate::common::eventually(leave), "pages stay after their thread");
@@ -342,7 +352,10 @@ fn a_sandbox_that_knows_no_new_calls_changes_no_bytes() {
         let mut given_up = others.pop().expect("a buffer");
         let (start, len) = (given_up.0.as_mut_ptr().cast(), given_up.bytes().len());
         // SAFETY: bytes, which zeros are too; nobody needs what they hold.
-        unsafe { Heap::dont_need(start, ByteCount(len as u64)) }.expect("far memory");
+        unsafe {
+            Heap::madvise(bytes(start, ByteCount(len as u64)).cast_mut(), libc::MADV_DONTNEED)
+        }
+        .expect("far memory");
         assert!(given_up.bytes().iter().all(|byte| *byte == 0), "given up, and still there");
         drop(given_up);
         heap.purge();

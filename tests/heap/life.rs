@@ -3,7 +3,7 @@
 //! Guards: G1, G2, G3, G10.
 
 use crate::common::child::{alone, case, cases, run};
-use crate::common::{StopOnDrop, eventually, heap, watchdog};
+use crate::common::{StopOnDrop, bytes, eventually, heap, watchdog};
 use allocator_api2::boxed::Box as FarBox;
 use allocator_api2::vec::Vec as FarVec;
 use farheap::region::Advice;
@@ -132,16 +132,17 @@ fn a_heap_is_one_a_process_and_ends_only_when_it_is_empty() {
         assert_eq!(first.shutdown().expect_err("stopped"), Error::NotRunning);
         let somewhere = [0_u8; 64];
         let (ptr, len) = (somewhere.as_ptr(), ByteCount(64));
+        let region = first.region();
         let refused = [
-            first.evict_all(),
-            first.set_limit(ByteCount::mib(64)),
-            first.evict(ptr, len),
-            first.evict_soon(ptr, len),
-            first.prefetch(ptr, len),
-            first.fetch_many(&[(ptr, len)]),
-            first.pin(ptr, len),
-            first.unpin(ptr, len),
-            first.advise(ptr, len, Advice::Cold),
+            region.evict_all(),
+            region.set_limit(ByteCount::mib(64)),
+            region.advise(&[bytes(ptr, len)], Advice::PageOutNow),
+            region.advise(&[bytes(ptr, len)], Advice::PageOut),
+            region.advise(&[bytes(ptr, len)], Advice::WillNeed),
+            region.advise(&[bytes(ptr, len)], Advice::WillNeedNow),
+            region.pin(bytes(ptr, len)).map(drop),
+            region.unpin(bytes(ptr, len)),
+            region.advise(&[bytes(ptr, len)], Advice::Cold),
         ];
         assert!(refused.iter().all(|answer| *answer == Err(Error::NotRunning)), "{refused:?}");
         assert!(Heap::running().is_none());

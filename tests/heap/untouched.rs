@@ -4,9 +4,9 @@
 #![expect(unsafe_code, reason = "allocates through the allocator trait")]
 
 use crate::common::child::cases;
-use crate::common::{heap, watchdog};
+use crate::common::{bytes, heap, watchdog};
 use allocator_api2::alloc::Allocator;
-use farheap::region::Stats;
+use farheap::region::{Advice, Stats};
 use farheap::{ByteCount, Far, Heap};
 use std::alloc::Layout;
 use std::ptr::NonNull;
@@ -64,7 +64,9 @@ fn data_beside_holes(heap: &Heap, size: usize, count: usize) -> Vec<NonNull<u8>>
     free(holes, size);
     heap.purge();
     for block in &kept {
-        heap.evict(block.as_ptr(), ByteCount(size as u64)).expect("the device has room");
+        heap.region()
+            .advise(&[bytes(block.as_ptr(), ByteCount(size as u64))], Advice::PageOutNow)
+            .expect("the device has room");
     }
     kept
 }
@@ -131,7 +133,7 @@ fn zeroed_memory_is_not_read_from_the_device_to_be_cleared() {
         let size = 8 << 20;
         let block = allocate(size);
         fill(block, size, 0xEE);
-        heap.evict_all().expect("the device has room");
+        heap.region().evict_all().expect("the device has room");
         let before = heap.stats();
         free(vec![block], size);
         let zeroed = Far.allocate_zeroed(layout(size)).expect("room").cast::<u8>();

@@ -5,7 +5,7 @@
 #![expect(unsafe_code, reason = "allocates through the allocator trait, drops parts of pages")]
 
 use crate::common::child::cases;
-use crate::common::{heap, watchdog};
+use crate::common::{bytes, heap, watchdog};
 use allocator_api2::alloc::Allocator;
 use allocator_api2::vec::Vec as FarVec;
 use farheap::{ByteCount, Config, Error, Far, Heap};
@@ -77,7 +77,7 @@ fn data_only_read(heap: &Heap) -> FarVec<u64, Far> {
     for _ in 0..4 {
         assert!(data.iter().step_by(UNIT / 8).all(|word| *word == 7));
     }
-    heap.evict_all().expect("the device has room");
+    heap.region().evict_all().expect("the device has room");
     data
 }
 
@@ -127,7 +127,12 @@ fn what_is_dropped_of_a_page_stays_zero_when_the_page_comes_back() {
                 store(at(unit), 8);
             }
             // SAFETY: the test gives the content up.
-            let dropped = unsafe { Heap::dont_need(at(unit).cast(), ByteCount(UNIT as u64)) };
+            let dropped = unsafe {
+                Heap::madvise(
+                    bytes(at(unit).cast(), ByteCount(UNIT as u64)).cast_mut(),
+                    libc::MADV_DONTNEED,
+                )
+            };
             assert_eq!(dropped, Ok(true));
             is_zero[unit] = true;
             for when in ["dropped", "back from the device"] {
@@ -138,12 +143,12 @@ fn what_is_dropped_of_a_page_stays_zero_when_the_page_comes_back() {
                         assert_eq!(found, want, "{when}: unit {unit}, word {word}");
                     }
                 }
-                heap.evict_all().expect("the device has room");
+                heap.region().evict_all().expect("the device has room");
             }
         }
         // Not zero any more.
         store(at(1), 9);
-        heap.evict_all().expect("the device has room");
+        heap.region().evict_all().expect("the device has room");
         assert_eq!((load(at(1)), load(at(1).wrapping_add(1)), load(at(2))), (9, 0, 0));
     });
 }
@@ -167,7 +172,7 @@ fn a_page_can_be_written_after_a_hole_of_it_was_read() {
         assert_eq!((dropped, load(at(1))), (0, 0));
         store(at(2), 9);
         store(at(1), 8);
-        heap.evict_all().expect("the device has room");
+        heap.region().evict_all().expect("the device has room");
         assert_eq!([0, 1, 2, 3].map(|unit| load(at(unit))), [7, 8, 9, 7]);
     });
 }

@@ -5,7 +5,7 @@
 #![expect(unsafe_code, reason = "reads and writes far and temporary memory")]
 
 use crate::common::faulty::FaultyStore;
-use crate::common::{Dice, StopOnDrop, eventually, mem_store, watchdog};
+use crate::common::{Dice, StopOnDrop, bytes, eventually, mem_store, watchdog};
 use farheap::manager::{Account, MemoryManager, Reclaim, ReclaimCost, TemporaryMemory};
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::region::{Region, RegionConfig};
@@ -210,7 +210,7 @@ fn a_limit_below_what_is_pinned_in_far_memory_is_refused_by_name() {
     let (data, more) = (region.map(len).expect("mapped"), region.map(rest).expect("mapped"));
     write_numbers(data, len, 5);
     write_numbers(more, rest, 6);
-    region.pin(data.as_ptr(), len).expect("pinned");
+    let pinned = region.pin(bytes(data.as_ptr(), len)).expect("pinned");
     manager.set_deadline(SOON);
     let error = manager.set_limit(ByteCount::mib(20)).expect_err("24 MiB are pinned");
     manager.set_deadline(crate::common::PATIENCE);
@@ -218,7 +218,7 @@ fn a_limit_below_what_is_pinned_in_far_memory_is_refused_by_name() {
     assert_eq!(manager.limit(), ByteCount::mib(64));
     manager.set_limit(ByteCount::mib(30)).expect("the rest can go");
     assert!(manager.stats().used_bytes <= ByteCount::mib(30));
-    region.unpin(data.as_ptr(), len).expect("pinned above");
+    drop(pinned);
     manager.set_limit(ByteCount::mib(20)).expect("nothing is pinned");
     assert!(manager.stats().used_bytes <= ByteCount::mib(20));
     assert_numbers(data, len, 5);
@@ -234,7 +234,7 @@ fn when_everything_is_pinned_the_error_names_the_holders_after_the_deadline() {
     let len = ByteCount::mib(36);
     let data = region.map(len).expect("mapped");
     write_numbers(data, len, 7);
-    region.pin(data.as_ptr(), len).expect("pinned");
+    let _pinned = region.pin(bytes(data.as_ptr(), len)).expect("pinned");
     let ids = fill_pool(&pool, 2500);
     let fixed: Vec<_> = ids.iter().map(|id| pool.fix_shared(*id).expect("page")).collect();
     let account = manager.join("query").expect("room");

@@ -365,7 +365,7 @@ fn a_heap_outlives_the_hosts_handle_to_its_manager() {
         let numbers = Numbers::new(128);
         let mut dice = Dice::new(1);
         (0..20_000).for_each(|_| numbers.touch(&mut dice));
-        let stats = heap.manager().expect("it has joined one").stats();
+        let stats = heap.region().manager().expect("it has joined one").stats();
         // Local memory is counted when it is there already.
         let counted = ByteCount::mib(1);
         assert!(

@@ -1,7 +1,7 @@
 //! Blocks of far memory of one thread, with a stamp for every 4 KiB.
 #![expect(unsafe_code, reason = "reads and writes far memory through raw pointers")]
 
-use crate::common::Dice;
+use crate::common::{Dice, bytes};
 use allocator_api2::alloc::Allocator;
 use farheap::region::Advice;
 use farheap::{ByteCount, Far, Heap};
@@ -99,8 +99,9 @@ pub(crate) struct Blocks<'a> {
 
 impl<'a> Blocks<'a> {
     pub(crate) fn new(heap: &'a Heap, most: u64) -> Blocks<'a> {
-        let file = heap.serves_kernel_faults().then(|| tempfile::tempfile().expect("a file"));
-        let page = heap.page_size().as_usize();
+        let file =
+            heap.region().serves_kernel_faults().then(|| tempfile::tempfile().expect("a file"));
+        let page = heap.region().page_size().as_usize();
         Blocks { heap, blocks: Vec::new(), held: 0, most, file, page, children: Vec::new() }
     }
 
@@ -247,18 +248,24 @@ impl<'a> Blocks<'a> {
         let block = &mut self.blocks[index];
         let (start, len) = (block.start(), block.len());
         match dice.below(8) {
-            0 | 1 => heap.prefetch(start, len).expect("inside the region"),
+            0 | 1 => heap
+                .region()
+                .advise(&[bytes(start, len)], Advice::WillNeed)
+                .expect("inside the region"),
             // An error while others have much in use: the pages stay.
-            2 | 3 => drop(heap.evict(start, len)),
+            2 | 3 => drop(heap.region().advise(&[bytes(start, len)], Advice::PageOutNow)),
             4 => {
-                if !block.pinned && len.0 < 256 << 10 && heap.pin(start, len).is_ok() {
+                if !block.pinned
+                    && len.0 < 256 << 10
+                    && heap.region().pin(bytes(start, len)).map(std::mem::forget).is_ok()
+                {
                     block.pinned = true;
                     block.check_all();
                 }
             }
             5 | 6 => {
                 if std::mem::take(&mut block.pinned) {
-                    heap.unpin(start, len).expect("was pinned");
+                    heap.region().unpin(bytes(start, len)).expect("was pinned");
                 }
             }
             _ => {
@@ -269,7 +276,9 @@ impl<'a> Blocks<'a> {
                     Advice::WillNeed,
                     Advice::Cold,
                 ];
-                heap.advise(start, len, all[dice.below(5) as usize]).expect("inside the region");
+                heap.region()
+                    .advise(&[bytes(start, len)], all[dice.below(5) as usize])
+                    .expect("inside the region");
             }
         }
     }
@@ -283,7 +292,8 @@ impl<'a> Blocks<'a> {
             return;
         }
         // SAFETY: this thread's own block; the shadow forgets the pages as well.
-        unsafe { self.heap.discard(block.start(), block.len()) }.expect("inside the region");
+        unsafe { self.heap.region().discard(bytes(block.start(), block.len()).cast_mut()) }
+            .expect("inside the region");
         for part in 0..block.stamps.len() {
             let range = block.part(part);
             let (from, to) = (start + range.start * 8, start + range.end * 8);
@@ -316,7 +326,7 @@ impl Drop for Blocks<'_> {
     fn drop(&mut self) {
         for block in self.blocks.drain(..) {
             if block.pinned {
-                self.heap.unpin(block.start(), block.len()).expect("was pinned");
+                self.heap.region().unpin(bytes(block.start(), block.len())).expect("was pinned");
             }
             // SAFETY: allocated with this layout, and forgotten.
             unsafe { Far.deallocate(block.base.cast(), block.layout()) };

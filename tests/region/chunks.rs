@@ -6,9 +6,9 @@
 #![expect(unsafe_code, reason = "reads and writes far memory through raw pointers")]
 
 use crate::common::faulty::FaultyStore;
-use crate::common::{Dice, amount, eventually, mem_store, region, seed, watchdog};
+use crate::common::{Dice, amount, bytes, eventually, mem_store, region, seed, watchdog};
 use farheap::ByteCount;
-use farheap::region::{Region, RegionConfig};
+use farheap::region::{Advice, Region, RegionConfig};
 use farheap::store::Store;
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
@@ -79,7 +79,8 @@ impl Data {
         let first = unit - unit % units;
         let (ptr, len) = self.range(first, units);
         // SAFETY: nobody needs what the pages hold.
-        unsafe { self.region.discard(ptr, len) }.expect("whole pages of the mapping");
+        unsafe { self.region.discard(bytes(ptr, len).cast_mut()) }
+            .expect("whole pages of the mapping");
         self.stamps[first..first + units].fill(0);
     }
 
@@ -129,12 +130,16 @@ fn chunks_that_change_ahead_of_their_reader_are_right() {
                     2 => {
                         let count = (dice.below(1024) as usize + 1).min(units - other);
                         let (ptr, len) = data.range(other, count);
-                        data.region.evict(ptr, len).expect("the store has room");
+                        data.region
+                            .advise(&[bytes(ptr, len)], Advice::PageOutNow)
+                            .expect("the store has room");
                     }
                     3 => {
                         let count = (2 * CHUNK / UNIT).min(units - other);
                         let (ptr, len) = data.range(other, count);
-                        data.region.prefetch(ptr, len).expect("inside the region");
+                        data.region
+                            .advise(&[bytes(ptr, len)], Advice::WillNeed)
+                            .expect("inside the region");
                     }
                     _ => {}
                 }
@@ -177,13 +182,14 @@ fn fresh_chunks_that_are_asked_out_leave_whole() {
     let (ptr, len) = data.range(0, units);
     for waits in [true, false] {
         // SAFETY: nobody needs what the range holds, which this thread alone uses.
-        unsafe { data.region.discard(ptr, len) }.expect("whole pages of the mapping");
+        unsafe { data.region.discard(bytes(ptr, len).cast_mut()) }
+            .expect("whole pages of the mapping");
         (0..units).for_each(|unit| data.write(unit, unit as u64 | 1 << 62));
         let before = data.region.stats();
         if waits {
-            data.region.evict(ptr, len).expect("the store has room");
+            data.region.advise(&[bytes(ptr, len)], Advice::PageOutNow).expect("the store has room");
         } else {
-            data.region.evict_soon(ptr, len).expect("a range of the region");
+            data.region.advise(&[bytes(ptr, len)], Advice::PageOut).expect("a range of the region");
         }
         let wanted = before.chunks_evicted + CHUNKS as u64 - 2; // The first pages came one by one.
         let left = eventually(|| data.region.stats().chunks_evicted >= wanted);
@@ -210,7 +216,7 @@ fn what_is_filled_in_order_comes_in_chunks_although_the_ones_before_have_left() 
             // SAFETY: in the mapping, which this thread alone uses.
             unsafe { first.wrapping_add(at).write_volatile(at as u8 | 1) };
         }
-        region.evict(first, chunk_len).expect("the store has room");
+        region.advise(&[bytes(first, chunk_len)], Advice::PageOutNow).expect("the store has room");
         lone.push(region.stats().faults_zero);
     }
     let stats = region.stats();
@@ -244,7 +250,7 @@ fn a_part_of_a_chunk_leaves_although_the_rest_is_being_filled() {
             let (first, rest) = (round % CHUNKS * CHUNK, round % CHUNKS * CHUNK + CHUNK / 2);
             let (part, len) = (base.wrapping_add(first), ByteCount(CHUNK as u64));
             // SAFETY: nobody needs what the chunk holds.
-            unsafe { region.discard(part, len) }.expect("a chunk of the mapping");
+            unsafe { region.discard(bytes(part, len).cast_mut()) }.expect("a chunk of the mapping");
             fill(first);
             let (before, meet) = (region.stats(), Barrier::new(2));
             std::thread::scope(|scope| {
@@ -253,7 +259,9 @@ fn a_part_of_a_chunk_leaves_although_the_rest_is_being_filled() {
                     fill(rest);
                 });
                 meet.wait();
-                region.evict(part, ByteCount(len.0 / 2)).expect("the store has room");
+                region
+                    .advise(&[bytes(part, ByteCount(len.0 / 2))], Advice::PageOutNow)
+                    .expect("the store has room");
             });
             let after = region.stats();
             let (left, pages) = (after.pages_out - before.pages_out, len.0 / 2 / page.0);

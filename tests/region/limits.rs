@@ -7,7 +7,7 @@
 
 use crate::common::child::{case, run};
 use crate::common::group::Group;
-use crate::common::{eventually, mem_store, watchdog};
+use crate::common::{bytes, eventually, mem_store, watchdog};
 use farheap::manager::MemoryManager;
 use farheap::pool::PoolConfig;
 use farheap::region::{Region, RegionConfig};
@@ -84,7 +84,8 @@ fn free_every_other_mib(free: impl Fn(&Region)) -> Option<(u64, u64)> {
     let before = occupied();
     for at in (0..32 << 20).step_by(2 << 20) {
         // SAFETY: nobody needs what is there.
-        unsafe { region.discard(base.wrapping_add(at), ByteCount::mib(1)) }.expect("inside");
+        unsafe { region.discard(bytes(base.wrapping_add(at), ByteCount::mib(1)).cast_mut()) }
+            .expect("inside");
     }
     free(&region);
     eventually(|| occupied() <= 17 << 20);
@@ -137,25 +138,29 @@ fn a_page_that_is_pinned_many_times_counts_once() {
     let data = region.map(ByteCount((2 * most * PAGE) as u64)).expect("mapped");
     let byte = |page: usize| data.as_ptr().wrapping_add(page * PAGE);
     for _ in 0..255 {
-        region.pin(byte(0), ByteCount(1)).expect("one page, many pins");
+        region
+            .pin(bytes(byte(0), ByteCount(1)))
+            .map(std::mem::forget)
+            .expect("one page, many pins");
     }
-    let error = region.pin(byte(0), ByteCount(1)).expect_err("its pins are counted in 8 bits");
+    let error =
+        region.pin(bytes(byte(0), ByteCount(1))).expect_err("its pins are counted in 8 bits");
     assert!(error.to_string().contains("255 pins"), "{error}");
     // All but one of the pages that may be pinned are left, and pinning them again costs nothing.
     let rest = ByteCount(((most - 1) * PAGE) as u64);
-    region.pin(byte(1), rest).expect("one page is pinned");
-    region.pin(byte(1), rest).expect("pinned already");
-    let error = region.pin(byte(most), ByteCount(1)).expect_err("one page too many");
+    let pinned = region.pin(bytes(byte(1), rest)).expect("one page is pinned");
+    region.pin(bytes(byte(1), rest)).map(std::mem::forget).expect("pinned already");
+    let error = region.pin(bytes(byte(most), ByteCount(1))).expect_err("one page too many");
     assert!(matches!(error, Error::LimitExceeded { .. }), "{error}");
-    region.unpin(byte(1), rest).expect("pinned twice");
-    region.pin(byte(most), ByteCount(1)).expect_err("still pinned once");
-    region.unpin(byte(1), ByteCount(1)).expect("pinned once");
-    region.pin(byte(most), ByteCount(1)).expect("in its place");
+    drop(pinned);
+    region.pin(bytes(byte(most), ByteCount(1))).expect_err("still pinned once");
+    region.unpin(bytes(byte(1), ByteCount(1))).expect("pinned once");
+    region.pin(bytes(byte(most), ByteCount(1))).map(std::mem::forget).expect("in its place");
     // A discard ends pins.
     // SAFETY: nobody needs the contents.
-    unsafe { region.discard(byte(0), ByteCount(PAGE as u64)) }.expect("mapped");
-    region.pin(byte(most + 1), ByteCount(1)).expect("in its place");
-    region.pin(byte(most + 2), ByteCount(1)).expect_err("as many as may be");
+    unsafe { region.discard(bytes(byte(0), ByteCount(PAGE as u64)).cast_mut()) }.expect("mapped");
+    region.pin(bytes(byte(most + 1), ByteCount(1))).map(std::mem::forget).expect("in its place");
+    region.pin(bytes(byte(most + 2), ByteCount(1))).expect_err("as many as may be");
 }
 
 /// Pages that the program has given advice about a part of are copied on their way out. All of
@@ -262,7 +267,8 @@ fn tables_of_a_part_stay_while_another_part_is_in_use() {
                         check_pages(data, pages, seed);
                         if (n as u64 + round).is_multiple_of(3) {
                             // SAFETY: this thread's part; nobody needs the contents.
-                            unsafe { region.discard(data.as_ptr(), part) }.expect("mapped");
+                            unsafe { region.discard(bytes(data.as_ptr(), part).cast_mut()) }
+                                .expect("mapped");
                             // SAFETY: mapped, and zero again.
                             assert_eq!(unsafe { data.as_ptr().cast::<u64>().read() }, 0);
                             write_pages(data, pages, seed);

@@ -6,7 +6,7 @@
 #![expect(unsafe_code, reason = "reads and writes far memory, maps address space")]
 
 use crate::common::child::alone;
-use crate::common::{mem_store, watchdog};
+use crate::common::{bytes, mem_store, watchdog};
 use farheap::ByteCount;
 use farheap::region::{Advice, Region, RegionConfig};
 use std::ptr::NonNull;
@@ -73,16 +73,16 @@ fn chunks_are_closed_although_the_process_has_no_mapping_left() {
         let at = |chunk: usize| data.as_ptr().wrapping_add(chunk * CHUNK);
         let chunk = ByteCount(CHUNK as u64);
         // SAFETY: nobody needs the contents.
-        unsafe { region.discard(at(4), chunk) }.expect("mapped");
+        unsafe { region.discard(bytes(at(4), chunk).cast_mut()) }.expect("mapped");
         // SAFETY: mapped, and zero again.
         assert_eq!(unsafe { at(4).cast::<u64>().read() }, 0);
         touch(data, 4 * CHUNK, 5 * CHUNK);
-        region.pin(at(7), ByteCount(1)).expect("its run is closed");
-        region.advise(at(10), chunk, Advice::Cold).expect("mapped");
-        region.evict(at(12), chunk).expect("written");
+        let pinned = region.pin(bytes(at(7), ByteCount(1))).expect("its run is closed");
+        region.advise(&[bytes(at(10), chunk)], Advice::Cold).expect("mapped");
+        region.advise(&[bytes(at(12), chunk)], Advice::PageOutNow).expect("written");
         touch(data, 32 << 20, len);
         check(data, 0, len);
-        region.unpin(at(7), ByteCount(1)).expect("pinned above");
+        drop(pinned);
         let stats = region.stats();
         assert!(
             stats.resident_bytes_max.0 <= stats.limit_bytes.0 && stats.poisoned == 0,

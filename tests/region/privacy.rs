@@ -6,8 +6,8 @@
 
 use crate::common::child::{case, run};
 use crate::common::faulty::FaultyStore;
-use crate::common::{mem_store, region, watchdog};
-use farheap::region::{Install, Region, RegionConfig};
+use crate::common::{bytes, mem_store, region, watchdog};
+use farheap::region::{Advice, Install, Region, RegionConfig};
 use farheap::store::{
     BlockStore, Completion, EncryptedStore, MemStore, Op, Request, Segment, Store, Wipe,
 };
@@ -35,7 +35,7 @@ fn fill(region: &Region) -> *mut u64 {
         // SAFETY: this test alone uses it.
         unsafe { word.write_volatile(PATTERN) };
     }
-    region.evict(base.cast(), len).expect("the store has room");
+    region.advise(&[bytes(base.cast(), len)], Advice::PageOutNow).expect("the store has room");
     base
 }
 

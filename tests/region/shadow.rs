@@ -5,9 +5,11 @@
 
 #![expect(unsafe_code, reason = "reads and writes far memory through raw pointers")]
 
-use crate::common::{Dice, StopOnDrop, amount, eventually, mem_store, region, seed, watchdog};
+use crate::common::{
+    Dice, StopOnDrop, amount, bytes, eventually, mem_store, region, seed, watchdog,
+};
 use farheap::ByteCount;
-use farheap::region::{FaultMode, Install, Region, RegionConfig, Stats};
+use farheap::region::{Advice, FaultMode, Install, Region, RegionConfig, Stats};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -97,9 +99,13 @@ impl Shadow<'_> {
                 let (first, count) = self.range();
                 let (ptr, len) = (self.start(first), ByteCount((count * UNIT) as u64));
                 if self.dice.below(2) == 0 {
-                    self.region.evict(ptr, len).expect("the store has room");
+                    self.region
+                        .advise(&[bytes(ptr, len)], Advice::PageOutNow)
+                        .expect("the store has room");
                 } else {
-                    self.region.prefetch(ptr, len).expect("inside the region");
+                    self.region
+                        .advise(&[bytes(ptr, len)], Advice::WillNeed)
+                        .expect("inside the region");
                 }
             }
         }
@@ -114,18 +120,23 @@ impl Shadow<'_> {
             85..90 => {
                 let page = self.region.page_size().as_usize() / UNIT;
                 // SAFETY: this thread's own units; the shadow forgets them as well.
-                unsafe { self.region.discard(ptr, len) }.expect("inside the region");
+                unsafe { self.region.discard(bytes(ptr, len).cast_mut()) }
+                    .expect("inside the region");
                 let (whole, end) = (first.next_multiple_of(page), (first + count) / page * page);
                 // The part starts at a page, so whole pages of the part are whole pages.
                 self.stamps[whole.min(end)..end].fill(0);
             }
-            90..94 => self.region.evict(ptr, len).expect("the store has room"),
-            94..97 => self.region.prefetch(ptr, len).expect("inside the region"),
+            90..94 => self
+                .region
+                .advise(&[bytes(ptr, len)], Advice::PageOutNow)
+                .expect("the store has room"),
+            94..97 => {
+                self.region.advise(&[bytes(ptr, len)], Advice::WillNeed).expect("inside the region")
+            }
             97..98 => {
-                if self.region.pin(ptr, len).is_ok() {
+                if let Ok(_pinned) = self.region.pin(bytes(ptr, len)) {
                     self.check(first);
                     self.write(first);
-                    self.region.unpin(ptr, len).expect("just pinned");
                 }
             }
             _ => (first..first + count).for_each(|unit| self.check(unit)),
@@ -338,13 +349,14 @@ fn a_page_discarded_while_its_chunk_is_opened_reads_as_zero() {
             (0..dice.below(4_000)).for_each(|_| std::hint::spin_loop());
             let others = ByteCount(len.0 - UNIT as u64);
             // SAFETY: nobody else uses the range.
-            unsafe { region.discard(base.as_ptr(), others) }.expect("in the mapping");
+            unsafe { region.discard(bytes(base.as_ptr(), others).cast_mut()) }
+                .expect("in the mapping");
             // SAFETY: as above.
             let seen = unsafe { word(UNITS - 2).read_volatile() };
             kept += u64::from(seen != 0);
             gate.wait();
             // SAFETY: nobody uses the mapping at the moment.
-            unsafe { region.discard(base.as_ptr(), len) }.expect("the mapping");
+            unsafe { region.discard(bytes(base.as_ptr(), len).cast_mut()) }.expect("the mapping");
         }
     });
     println!("{} chunks opened", region.stats().chunks_opened);

@@ -9,9 +9,9 @@
 #![expect(unsafe_code, reason = "reads and writes far memory through raw pointers")]
 
 use crate::common::faulty::{FaultControl, FaultyStore};
-use crate::common::{Dice, mem_store, region, seed, watchdog};
+use crate::common::{Dice, bytes, mem_store, region, seed, watchdog};
 use farheap::ByteCount;
-use farheap::region::{Install, Region, RegionConfig};
+use farheap::region::{Advice, Install, Region, RegionConfig};
 use farheap::store::Op;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -64,19 +64,20 @@ impl Shadow<'_> {
             75..80 => {
                 let page = self.region.page_size().as_usize() / UNIT;
                 // SAFETY: this thread's own units; the shadow forgets them as well.
-                unsafe { self.region.discard(ptr, len) }.expect("inside the region");
+                unsafe { self.region.discard(bytes(ptr, len).cast_mut()) }
+                    .expect("inside the region");
                 let (whole, end) = (first.next_multiple_of(page), (first + count) / page * page);
                 self.stamps[whole.min(end)..end].fill(0);
             }
             // An error while the device fails: the pages stay.
-            80..84 => drop(self.region.evict(ptr, len)),
-            84..90 => self.region.prefetch(ptr, len).expect("inside the region"),
+            80..84 => drop(self.region.advise(&[bytes(ptr, len)], Advice::PageOutNow)),
+            84..90 => {
+                self.region.advise(&[bytes(ptr, len)], Advice::WillNeed).expect("inside the region")
+            }
             90..92 => {
-                if self.region.pin(ptr, len).is_ok() {
+                if let Ok(_pinned) = self.region.pin(bytes(ptr, len)) {
                     self.write(first);
                     self.check(first + count - 1);
-                    // A page shared with a discarded part of the range may have lost its pin.
-                    self.region.unpin(ptr, len).expect("this thread alone discards here");
                 }
             }
             92..94 => self.map_and_unmap(),
@@ -97,7 +98,7 @@ impl Shadow<'_> {
         };
         (0..units).for_each(|unit| brief.check(unit));
         (0..units).for_each(|unit| brief.write(unit));
-        drop(self.region.evict(base.as_ptr(), len));
+        drop(self.region.advise(&[bytes(base.as_ptr(), len)], Advice::PageOutNow));
         (0..units).for_each(|unit| brief.check(unit));
         // SAFETY: mapped by this case, which is done with it.
         unsafe { self.region.unmap(base, len) }.expect("just mapped");

@@ -5,9 +5,9 @@
 #![expect(unsafe_code, reason = "reads, writes and discards far memory through raw pointers")]
 
 use crate::common::faulty::FaultyStore;
-use crate::common::{eventually, mem_store, region, watchdog};
+use crate::common::{bytes, eventually, mem_store, region, watchdog};
 use farheap::ByteCount;
-use farheap::region::{Install, Region, RegionConfig, Stats};
+use farheap::region::{Advice, Install, Region, RegionConfig, Stats};
 use farheap::store::MemStore;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -54,18 +54,23 @@ impl Arena {
     }
 
     fn evict(&self, page: usize) {
-        self.region.evict(self.page(page), ByteCount(PAGE as u64)).expect("the store has room");
+        self.region
+            .advise(&[bytes(self.page(page), ByteCount(PAGE as u64))], Advice::PageOutNow)
+            .expect("the store has room");
     }
 
     fn discard(&self, page: usize) {
         // SAFETY: the test needs the page's content no more.
-        unsafe { self.region.discard(self.page(page), ByteCount(PAGE as u64)) }.expect("inside");
+        unsafe { self.region.discard(bytes(self.page(page), ByteCount(PAGE as u64)).cast_mut()) }
+            .expect("inside");
     }
 
     /// Reads a page ahead and waits until it is in.
     fn prefetch(&self, page: usize) {
         let before = self.stats().pages_in;
-        self.region.prefetch(self.page(page), ByteCount(PAGE as u64)).expect("inside");
+        self.region
+            .advise(&[bytes(self.page(page), ByteCount(PAGE as u64))], Advice::WillNeed)
+            .expect("inside");
         let started = Instant::now();
         while self.stats().pages_in == before {
             assert!(started.elapsed() < crate::common::PATIENCE, "the page does not come in");
@@ -162,11 +167,12 @@ fn a_page_freed_while_it_is_being_written_is_a_write_in_vain() {
     std::thread::scope(|scope| {
         let address = ptr as usize;
         let region = &region;
-        let evicting = scope.spawn(move || region.evict(address as *const u8, page));
+        let evicting = scope
+            .spawn(move || region.advise(&[bytes(address as *const u8, page)], Advice::PageOutNow));
         // It is held there; what is discarded too early fails below.
         eventually(|| region.stats().writes_in_flight > 0);
         // SAFETY: nobody needs the page.
-        unsafe { region.discard(ptr, page) }.expect("inside");
+        unsafe { region.discard(bytes(ptr, page).cast_mut()) }.expect("inside");
         control.release();
         evicting.join().expect("no panic").expect("the store has room");
     });
@@ -265,7 +271,9 @@ fn evicted_together(install: Install) -> Option<(Region, *mut u8)> {
         // SAFETY: in the mapping, which this test alone uses.
         unsafe { base.wrapping_add(n * 4096).write_volatile(n as u8) };
     }
-    region.evict(base, ByteCount::kib(64)).expect("the store has room");
+    region
+        .advise(&[bytes(base, ByteCount::kib(64))], Advice::PageOutNow)
+        .expect("the store has room");
     Some((region, base))
 }
 
@@ -288,7 +296,9 @@ fn fresh_pages_that_left_together_come_back_together_once() {
     read_pages(&region, base, &[4, 6, 7], (1, 4));
     // What faulted last is another cluster: of one that faults twice in a row all comes in.
     read_pages(&region, base, &[9], (2, 8));
-    region.evict(base, ByteCount::kib(64)).expect("the store has room");
+    region
+        .advise(&[bytes(base, ByteCount::kib(64))], Advice::PageOutNow)
+        .expect("the store has room");
     // Alone: it was read before.
     read_pages(&region, base, &[5], (3, 9));
 }

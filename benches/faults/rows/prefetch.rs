@@ -8,7 +8,9 @@ use crate::raw;
 use crate::report::{Figure, Row};
 use crate::work::{Mix, Op, Order, check};
 use crate::{Failure, Plan, Result, Sample, Side, take_turns};
-use farheap::ByteCount;
+
+use farheap::region::Advice;
+use std::ptr::slice_from_raw_parts;
 use std::time::{Duration, Instant};
 
 const BATCHES: [usize; 3] = [1, 8, 64];
@@ -48,7 +50,7 @@ pub(crate) fn prefetched(
 ) -> Result<Sample> {
     mix.run(time, |ops, until| {
         let mut wanted: Vec<Op> = Vec::with_capacity(batch);
-        let mut ranges: Vec<(*const u8, ByteCount)> = Vec::with_capacity(batch);
+        let mut ranges: Vec<*const [u8]> = Vec::with_capacity(batch);
         let mut count = 0;
         while count == 0 || Instant::now() < until {
             wanted.clear();
@@ -56,9 +58,9 @@ pub(crate) fn prefetched(
             ranges.clear();
             ranges.extend(wanted.iter().map(|op| {
                 let start = far.words.as_ptr().wrapping_add(op.page * page);
-                (start.cast_const(), ByteCount(page as u64))
+                slice_from_raw_parts(start.cast_const(), page)
             }));
-            far.region.prefetch_many(&ranges).map_err(Failure::of)?;
+            far.region.advise(&ranges, Advice::WillNeed).map_err(Failure::of)?;
             wanted.iter().for_each(|op| check(op.word, far.words.read(op.word)));
             count += batch as u64;
         }

@@ -10,6 +10,7 @@ use crate::{Failure, Plan, Result, Sample, Side, take_turns};
 use allocator_api2::vec::Vec as FarVec;
 use farheap::region::Advice;
 use farheap::{ByteCount, Config, Heap};
+use std::ptr::slice_from_raw_parts;
 use std::time::Duration;
 
 /// UMap's median microseconds of a first write to a resident clean page.
@@ -37,8 +38,8 @@ fn first_writes(plan: &Plan, page: usize, every: usize, rows: &mut Vec<Row>) -> 
     let far = Far::stored(config, far::memory_store(plan.data)?, plan.data)?;
     // Pages that are read ahead and not written soon make room for others: the write would
     // then be a fault for the page, not the first write to a resident one.
-    let all = ByteCount(plan.data as u64);
-    far.region.advise(far.words.as_ptr(), all, Advice::Random).map_err(Failure::of)?;
+    let all = slice_from_raw_parts(far.words.as_ptr(), plan.data);
+    far.region.advise(&[all], Advice::Random).map_err(Failure::of)?;
     // New pages are on probation in a twentieth of the cache: less than that stays resident.
     let pages = (plan.cache / 32 / page).max(1);
     let mut stamp = 0;

@@ -8,8 +8,10 @@ use super::FarBTreeMap;
 use super::node::{self, Link};
 use super::path::search;
 use crate::sub::Collective;
-use farheap::ByteCount;
+
+use farheap::region::Advice;
 use std::borrow::Borrow;
+use std::ptr::slice_from_raw_parts;
 
 /// Maximum number of units that one call brings in: they must not push each other out.
 const UNITS_MAX: usize = 64;
@@ -19,7 +21,7 @@ const SLACK: f64 = 0.5;
 
 impl<K: Ord, V> FarBTreeMap<K, V> {
     /// Brings in the pages of the next `pairs` pairs from a key on, some 64 at most, before a scan
-    /// comes to them one by one: see [`Region::fetch_many`](farheap::region::Region::fetch_many).
+    /// comes to them one by one: see [`Advice::WillNeedNow`].
     /// Which pages these are is known from the nodes above them, where a rearrangement put nodes
     /// that follow each other together; their number is estimated from how full nodes are on
     /// average, so that some may be brought in in vain.
@@ -57,10 +59,10 @@ impl UnitRecord<'_> {
     }
 
     fn fetch<K, V>(&self, nodes: &[Link<K, V>]) {
-        let page = |node: &Link<K, V>| (node.as_ptr().cast_const(), ByteCount(1));
-        let pages: Vec<(*const u8, ByteCount)> = nodes.iter().map(page).collect();
+        let page = |node: &Link<K, V>| slice_from_raw_parts(node.as_ptr().cast_const(), 1);
+        let pages: Vec<*const [u8]> = nodes.iter().map(page).collect();
         // Advice: what is refused is read when it is touched.
-        let _ = self.collective.region().fetch_many(&pages);
+        let _ = self.collective.region().advise(&pages, Advice::WillNeedNow);
     }
 
     /// The way to a key, whose unit it brings in.

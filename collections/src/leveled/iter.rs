@@ -4,11 +4,13 @@ use super::FarLeveledMap;
 use super::node::{ByKind, Node};
 use crate::ordered::is_before_end;
 use crate::pairs::Shape;
-use farheap::ByteCount;
+
+use farheap::region::Advice;
 use std::borrow::Borrow;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Bound, RangeBounds};
+use std::ptr::slice_from_raw_parts;
 use std::slice;
 
 impl<K, V> FarLeveledMap<K, V> {
@@ -41,7 +43,7 @@ impl<K: Ord, V> FarLeveledMap<K, V> {
     }
 
     /// Brings in the leaves of the next `pairs` pairs from a key on, before a scan comes to them one
-    /// by one: see [`Region::fetch_many`](farheap::region::Region::fetch_many). Worth it where the
+    /// by one: see [`Advice::WillNeedNow`]. Worth it where the
     /// store answers at once, as memory does.
     pub fn fetch_from<Q>(&self, key: &Q, pairs: usize)
     where
@@ -57,13 +59,13 @@ impl<K: Ord, V> FarLeveledMap<K, V> {
             match node.kind() {
                 ByKind::Inner(inner) => scan.open.push(inner.values(self.shape_of(node)).iter()),
                 ByKind::Leaf(leaf) => {
-                    pages.push((leaf.memory().as_ptr().cast_const(), ByteCount(1)));
+                    pages.push(slice_from_raw_parts(leaf.memory().as_ptr().cast_const(), 1));
                     left = left.saturating_sub(leaf.len());
                 }
             }
         }
         // Advice: leaves of pairs without a size are no pages, and what is refused is read later.
-        let _ = self.levels.collective(0).region().fetch_many(&pages);
+        let _ = self.levels.collective(0).region().advise(&pages, Advice::WillNeedNow);
     }
 
     fn iter_from<Q>(&self, key: &Q, is_behind: bool) -> LevelIter<'_, K, V>

@@ -2,11 +2,13 @@
 
 use super::FarPagedMap;
 use super::leaf::Leaf;
-use farheap::ByteCount;
+
+use farheap::region::Advice;
 use std::borrow::Borrow;
 use std::collections::btree_map;
 use std::fmt;
 use std::ops::Bound;
+use std::ptr::slice_from_raw_parts;
 
 impl<K, V> FarPagedMap<K, V> {
     /// All pairs in key order.
@@ -50,11 +52,11 @@ impl<K: Ord, V> FarPagedMap<K, V> {
         // The scan may start at the last pair of its first leaf.
         let pairs = pairs.saturating_add(self.shape.capacity);
         // Advice: a leaf of pairs without a size is no page, and what is refused is read later.
-        let _ = self.collective.region().prefetch_many(&self.pages_from(key, pairs));
+        let _ = self.collective.region().advise(&self.pages_from(key, pairs), Advice::WillNeed);
     }
 
     /// Brings in the leaves of the next `pairs` pairs from a key on, before a scan comes to them one
-    /// by one: see [`Region::fetch_many`](farheap::region::Region::fetch_many). Worth it where the
+    /// by one: see [`Advice::WillNeedNow`]. Worth it where the
     /// store answers at once, as memory does.
     pub fn fetch_from<Q>(&self, key: &Q, pairs: usize)
     where
@@ -66,11 +68,11 @@ impl<K: Ord, V> FarPagedMap<K, V> {
         let passed = start.map_or(0, |(_, leaf)| leaf.search(key).unwrap_or_else(|at| at));
         let pairs = pairs.saturating_add(passed);
         // As above.
-        let _ = self.collective.region().fetch_many(&self.pages_from(key, pairs));
+        let _ = self.collective.region().advise(&self.pages_from(key, pairs), Advice::WillNeedNow);
     }
 
     /// The far leaves of this number of pairs from the first of a key's leaf on.
-    fn pages_from<Q>(&self, key: &Q, pairs: usize) -> Vec<(*const u8, ByteCount)>
+    fn pages_from<Q>(&self, key: &Q, pairs: usize) -> Vec<*const [u8]>
     where
         K: Borrow<Q>,
         Q: Ord + ?Sized,
@@ -85,7 +87,7 @@ impl<K: Ord, V> FarPagedMap<K, V> {
             }
             let memory = leaf.memory().as_ptr().cast_const();
             if !self.collective.is_local(memory) {
-                ranges.push((memory, ByteCount(1)));
+                ranges.push(slice_from_raw_parts(memory.cast(), 1));
             }
             left = left.saturating_sub(leaf.len());
         }

@@ -14,7 +14,7 @@ use farheap::region::{Region, RegionConfig, Stats};
 use farheap::store::Store;
 use farheap::{ByteCount, Error};
 use std::alloc::Layout;
-use std::ptr::NonNull;
+use std::ptr::{NonNull, slice_from_raw_parts_mut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 type Result<T, E = Error> = std::result::Result<T, E>;
@@ -485,9 +485,10 @@ impl Collective {
     }
 
     fn drop_contents(&self, state: &CollectiveState, first: u32, count: usize) {
-        let (addr, len) = (state.far.addr(first), ByteCount((count * self.page_bytes) as u64));
+        let start = state.far.addr(first) as *mut u8;
+        let pages = slice_from_raw_parts_mut(start, count * self.page_bytes);
         // SAFETY: the pages hold no object (they are idle), so nobody needs their contents.
-        unsafe { self.region.discard(addr as *const u8, len) }.expect("a page lies in the region");
+        unsafe { self.region.discard(pages) }.expect("a page lies in the region");
     }
 
     // Figures and control.
@@ -522,7 +523,7 @@ impl Collective {
         self.region.stats()
     }
 
-    /// The far region: its hints (`prefetch_many`, `advise`), limit and eviction.
+    /// The far region: its hints, limit and eviction.
     #[must_use]
     pub fn region(&self) -> &Region {
         &self.region

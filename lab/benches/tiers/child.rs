@@ -148,7 +148,7 @@ fn far(options: &Options) -> Result<()> {
     println!("far {}", heap.allocated().get());
     println!("metadata {}", after.metadata.saturating_sub(before.metadata));
     println!("retained {}", after.retained.saturating_sub(before.retained));
-    heap.evict_all().map_err(Failure::of)?;
+    heap.region().evict_all().map_err(Failure::of)?;
     let moved = heap.stats();
     job.tell("tier")?;
     let now = heap.stats();

@@ -52,6 +52,7 @@ mod waits;
 use clap::Parser;
 use common::Unnamed;
 use failure::{Failure, Result};
+use farheap::region::Advice;
 use farheap::{ByteCount, Config, Heap, Placement};
 use farheap_segments::{Migrator, Segment};
 use hdrhistogram::Histogram;
@@ -232,8 +233,7 @@ fn out(heap: &Heap, segments: &[Segment<u64>]) -> Result<f64> {
     move_all(segments, Placement::Far)?;
     for segment in segments {
         let values = segment.read();
-        heap.evict(values.as_ptr().cast(), ByteCount(size_of_val(&*values) as u64))
-            .map_err(Failure::of)?;
+        heap.region().advise(&[&*values], Advice::PageOutNow).map_err(Failure::of)?;
     }
     Ok(began.elapsed().as_secs_f64())
 }

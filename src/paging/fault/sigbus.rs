@@ -5,7 +5,7 @@
 //! on pages that are not resident fail with `EFAULT`, because there is no instruction to signal.
 //!
 //! The handler finds the region by address, looks at the page's word as a handler does, and reads
-//! the device synchronously. Prefetch and read-ahead stay with a handler thread; `fetch_many` reads
+//! the device synchronously. Prefetch and read-ahead stay with a handler thread; `WillNeedNow` reads
 //! here, before there is a signal. A read that the device does not answer is revoked by the region's
 //! [watchdog](crate::paging::fault::watchdog): its page is lost, and the other threads that touch it get SIGBUS.
 //!

@@ -544,7 +544,7 @@ impl Model {
         }
     }
 
-    /// `Region::pin_page`, some use, `Region::unpin_pages`.
+    /// `Pins::pin_page`, some use, `Pins::end`.
     fn pin_and_unpin(&self, me: usize) {
         loop {
             let word = self.word.load();

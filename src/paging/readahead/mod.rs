@@ -30,7 +30,9 @@ use write_predictor::WritePredictor;
 const REQUESTS_MAX: usize = 1024;
 
 /// Advice of a program about its accesses to a range, see
-/// [`Region::advise`](crate::paging::region::Region::advise).
+/// [`Region::advise`](crate::paging::region::Region::advise). The first three last, for the chunks of 2 MiB that a range
+/// touches.
+#[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Advice {
     /// Nothing: streams of faults are detected.
@@ -40,10 +42,23 @@ pub enum Advice {
     Random,
     /// Ascending accesses: reading ahead starts with the first fault.
     Sequential,
-    /// Needed soon: brought in now, and kept as if just used.
+    /// Needed soon: begins to bring pages in, much cheaper than by as many faults, and keeps what is resident
+    /// as if just used. Pages for which there is no room are left out when too many requests wait.
     WillNeed,
+    /// Needed at once, from a store that answers at once, as memory does: in
+    /// [in-thread mode](crate::config::FaultMode::InThread) the calling thread reads the pages itself, one after
+    /// the other, and nobody is woken. A page costs what its fault would, without the exception, the signal and
+    /// the return from it. Pages for which there is no room at the moment are left out. With handler threads it
+    /// is `WillNeed`.
+    WillNeedNow,
     /// Not needed soon: the next to be evicted.
     Cold,
+    /// Written, and not needed soon: begins to evict resident pages. Where many such requests wait, this one is left
+    /// out, and the pages leave when their memory is needed. Pages that cannot be written stay. Whole chunks of
+    /// 2 MiB leave fastest: fresh ones by one write.
+    PageOut,
+    /// Evicted when the call returns, but for pages that are pinned or in use by the kernel.
+    PageOutNow,
 }
 
 impl Advice {
@@ -52,7 +67,7 @@ impl Advice {
         match self {
             Advice::Random => 1,
             Advice::Sequential => 2,
-            Advice::Normal | Advice::WillNeed | Advice::Cold => 0,
+            _ => 0,
         }
     }
 

@@ -34,7 +34,7 @@ fn children_have_far_memory_where_no_descriptor_is_left() {
         set_limit(files, (700, limit_of(files).1.max(700)));
         let Some(heap) = start("page:16KiB") else { return };
         let data = data(0);
-        heap.evict_all().expect("the device has room");
+        heap.region().evict_all().expect("the device has room");
         let hard = limit_of(files).1;
         match case {
             "soft limit" => {}
@@ -87,7 +87,7 @@ fn a_thread_that_takes_every_number_costs_no_child_its_far_memory() {
         set_limit(files, (700, 700));
         let Some(heap) = start("page:16KiB") else { return };
         let data = data(0);
-        heap.evict_all().expect("the device has room");
+        heap.region().evict_all().expect("the device has room");
         let open = || File::open("/dev/null");
         let taken: Vec<File> = std::iter::from_fn(|| open().ok()).collect();
         let (is_over, kept) = (AtomicBool::new(false), AtomicUsize::new(0));
@@ -140,7 +140,7 @@ fn after_all_descriptors_were_closed_a_child_reads_right_bytes_or_is_told() {
     if let Some(case) = common::child::case(TEST) {
         let Some(heap) = start("page:16KiB") else { return };
         let data = data(0);
-        heap.evict_all().expect("the device has room");
+        heap.region().evict_all().expect("the device has room");
         if case == "parent" {
             close_all();
         }
@@ -249,7 +249,7 @@ fn a_child_that_may_not_start_a_thread_is_told() {
     }
     let Some(heap) = start("page:16KiB") else { return };
     let data = data(0);
-    heap.evict_all().expect("the device has room");
+    heap.region().evict_all().expect("the device has room");
     // The child, and no thread of its own.
     allow_threads(1);
     assert_eq!(wait_for(fork(|| is_version(&data, 0))), -libc::SIGSEGV);
@@ -279,7 +279,7 @@ fn a_process_that_is_not_dumpable_is_told_that_its_children_inherit_nothing() {
     }
     let Some(heap) = start("page:16KiB") else { return };
     let data = data(0);
-    heap.evict_all().expect("the device has room");
+    heap.region().evict_all().expect("the device has room");
     hide();
     assert_eq!(wait_for(fork(|| is_version(&data, 0))), -libc::SIGSEGV);
     assert_eq!(wait_for(fork(|| true)), 0, "one that touches nothing");

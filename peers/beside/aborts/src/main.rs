@@ -21,7 +21,7 @@ fn main() -> ExitCode {
                 let lists: Vec<Vec<u64>> = (0..2_000)
                     .map(|list| (0..list % 1000).map(|at| at * list + thread).collect())
                     .collect();
-                Heap::running().expect("a heap").evict_all().expect("a device");
+                Heap::running().expect("a heap").region().evict_all().expect("a device");
                 for (list, numbers) in (0..).zip(&lists) {
                     let right = |(at, number): (u64, &u64)| *number == at * list + thread;
                     assert!((0..).zip(numbers).all(right), "list {list} of thread {thread}");

@@ -51,7 +51,7 @@ fn main() -> ExitCode {
             far.swap_remove(turn / 5);
         }
         if turn % 5_000 == 0 {
-            heap.evict_all().expect("a device");
+            heap.region().evict_all().expect("a device");
         }
     }
     for block in &far {

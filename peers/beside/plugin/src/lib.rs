@@ -26,7 +26,7 @@ pub extern "C" fn plugin_work() -> c_int {
     };
     let mut far: FarVec<u64, Far> = FarVec::new_in(Far);
     far.extend(0..1 << 20);
-    heap.evict_all().expect("a device");
+    heap.region().evict_all().expect("a device");
     let is_right = far.iter().sum::<u64>() == (0..1_u64 << 20).sum::<u64>();
     drop(far);
     heap.shutdown().expect("nothing is allocated");

@@ -25,7 +25,7 @@ fn main() -> ExitCode {
 
     let mut far: FarVec<u64, Far> = FarVec::new_in(Far);
     far.extend(0..4 << 20);
-    heap.evict_all().expect("a device");
+    heap.region().evict_all().expect("a device");
     let by_size: Vec<u64> = (0..1 << 20).collect();
     let sum = far.iter().sum::<u64>() + by_size.iter().sum::<u64>();
     assert_eq!(sum, (0..4_u64 << 20).sum::<u64>() + (0..1_u64 << 20).sum::<u64>());
