@@ -9,7 +9,7 @@
 //! fails if the peak (`VmHWM`) is above the limit by more than the kernel may have miscounted.
 
 use farheap::allocator_api2::vec::Vec as FarVec;
-use farheap::{ByteCount, Config, Far, Heap};
+use farheap::{ByteCount, Far, Heap};
 use std::cmp::Ordering;
 use std::error::Error;
 use std::process::ExitCode;
@@ -35,9 +35,9 @@ struct Sample {
 
 fn main() -> Result<ExitCode, Box<dyn Error>> {
     let asked = std::env::args().nth(1).unwrap_or_else(|| "96MiB".to_owned());
-    let config = Config::builder().set("limit", &asked)?.build()?;
-    let limit = config.limit().ok_or("a limit is needed")?;
-    let heap = match Heap::start(config) {
+    let options = Heap::builder().set("limit", &asked)?;
+    let limit = options.clone().build()?.limit().ok_or("a limit is needed")?;
+    let heap = match options.start() {
         Ok(heap) => heap,
         Err(error @ farheap::Error::UffdUnavailable { .. }) => {
             println!("skipped: {error}");

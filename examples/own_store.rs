@@ -14,7 +14,7 @@
 #![expect(unsafe_code, reason = "implements a store, on which memory safety rests")]
 
 use farheap::store::{BlockStore, Completion, Op, Queue, Request, Store};
-use farheap::{ByteCount, Config, Error, FarHeap, Heap};
+use farheap::{ByteCount, Error, FarHeap, Heap};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -119,8 +119,8 @@ fn main() -> Result<(), Error> {
     let file = BlockStore::temporary(None, None)?;
     let store = Arc::new(Counting { inner: file, counts: Arc::clone(&counts) });
     // The numbers are in no system call, so they may be far without kernel faults too.
-    let config = Config::builder().parse("user_mode:far")?.far_limit(LIMIT).build()?;
-    let heap = match Heap::start_on(config, store) {
+    let options = Heap::builder().parse("user_mode:far")?.far_limit(LIMIT);
+    let heap = match options.store(store).start() {
         Ok(heap) => heap,
         Err(error) => {
             println!("skipped: {error}");

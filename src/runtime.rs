@@ -15,11 +15,10 @@ use crate::base::error::{Error, Result};
 use crate::base::local::keep_local;
 use crate::base::sync::{Rank, Ranked};
 use crate::base::units::ByteCount;
-use crate::config::{Config, Metadata, UserMode};
+use crate::config::{Builder, Config, Metadata, UserMode};
 use crate::heap::{
     self, Edges, ExtentSource, FarArenas, FarArenasOptions, TIERS_MAX, Tier, TierMemory,
 };
-use crate::limit::manager::MemoryManager;
 use crate::paging::region::{self, FaultMode, Region, Stats};
 use crate::store::{BlockStore, Store};
 #[cfg(feature = "network")]
@@ -68,7 +67,7 @@ static RUNNING: Ranked<Vec<Running>> = Ranked::new(Rank::Heap, Vec::new());
 /// A handle: dropping it stops nothing, because far allocations may live on;
 /// [`shutdown`](Heap::shutdown) does. [`Heap::running`] finds it again.
 ///
-/// The heap that [`start`](Heap::start) starts is the default tier: [`Far`](crate::Far), far scopes and the
+/// The heap that [`start`](Builder::start) starts is the default tier: [`Far`](crate::Far), far scopes and the
 /// global allocator allocate from it. [`add_tier`](Heap::add_tier) adds others, each with a device, page
 /// size and limit of its own, which programs name ([`Tier`]).
 ///
@@ -77,11 +76,10 @@ static RUNNING: Ranked<Vec<Running>> = Ranked::new(Rank::Heap, Vec::new());
 ///
 /// # Examples
 /// ```
-/// use farheap::{ByteCount, Config, Far, Heap};
+/// use farheap::{ByteCount, Far, Heap};
 /// use allocator_api2::vec::Vec;
 ///
-/// let config = Config::builder().far_limit(ByteCount::mib(16)).build()?;
-/// let heap = match Heap::start(config) {
+/// let heap = match Heap::builder().far_limit(ByteCount::mib(16)).start() {
 ///     Ok(heap) => heap,
 ///     Err(error) => {
 ///         println!("{error}"); // Says how to allow userfaultfd.
@@ -103,91 +101,25 @@ pub struct Heap {
     name: Arc<str>,
 }
 
-impl Heap {
+impl Builder {
     /// Starts the far heap of this process. Allocations go far from now on, by policy: what uses
     /// [`Far`](crate::Far), what runs in a far [`scope`](crate::scope()), and with
     /// [`FarHeap`](crate::FarHeap) as global allocator what is at least as large as the
     /// [threshold](Heap::threshold), where system calls can be given such memory.
     ///
     /// # Errors
-    /// [`Error::AlreadyRunning`] when one runs; [`Error::Forked`] in a child of a process that had
-    /// one, whose far pointers the child may still hold; [`Error::UffdUnavailable`] without permission for
-    /// userfaultfd; [`Error::Device`] for a device or directory that cannot be used;
-    /// [`Error::Os`] when the kernel refuses resources.
-    pub fn start(config: Config) -> Result<Heap> {
-        Heap::start_with(config, None, None)
-    }
-
-    /// [`start`](Heap::start) on a store of the program's own, in place of the device or file that
-    /// the configuration would open. `examples/own_store.rs` is a program that does it.
-    ///
-    /// # Errors
-    /// As [`start`](Heap::start); [`Error::Config`] for an option that says which device or file to
-    /// open, or how: `device`, `overwrite`, `dir`, `capacity` and `reserve`.
-    ///
-    /// # Examples
-    /// ```
-    /// use farheap::store::MemStore;
-    /// use farheap::{ByteCount, Config, Heap};
-    /// use std::sync::Arc;
-    ///
-    /// let config = Config::builder().far_limit(ByteCount::mib(16)).build()?;
-    /// let store = Arc::new(MemStore::new(ByteCount::mib(64))?);
-    /// match Heap::start_on(config, store) {
-    ///     Ok(heap) => heap.shutdown()?,
-    ///     Err(error) => println!("{error}"), // Says how to allow userfaultfd.
-    /// }
-    /// # Ok::<(), farheap::Error>(())
-    /// ```
-    pub fn start_on(config: Config, store: Arc<dyn Store>) -> Result<Heap> {
-        config.check_opens_nothing()?;
-        Heap::start_with(config, Some(store), None)
-    }
-
-    /// [`start`](Heap::start) under a memory manager: one limit holds for far memory and all other
-    /// consumers of the manager together, and the configuration's `far_limit` is the far heap's ceiling
-    /// within it. Temporary memory of the manager that does not fit spills to this heap.
-    ///
-    /// # Errors
-    /// As [`start`](Heap::start); [`Error::TooManyConsumers`]; [`Error::LimitExceeded`] when the
-    /// manager's limit does not hold all floors, of which the far heap needs 8 MiB or 64 pages.
-    ///
-    /// # Examples
-    /// ```
-    /// use farheap::manager::MemoryManager;
-    /// use farheap::{ByteCount, Config, Heap};
-    ///
-    /// let manager = MemoryManager::start(ByteCount::mib(32))?;
-    /// let heap = match Heap::start_under(&manager, Config::builder().build()?) {
-    ///     Ok(heap) => heap,
-    ///     Err(error) => {
-    ///         println!("{error}"); // Says how to allow userfaultfd.
-    ///         return Ok(());
-    ///     }
-    /// };
-    /// let sorted = manager.allocate_temporary(ByteCount::mib(64))?; // Twice the limit.
-    /// assert!(sorted.is_spilled());
-    /// drop(sorted);
-    /// heap.shutdown()?;
-    /// # Ok::<(), farheap::Error>(())
-    /// ```
-    pub fn start_under(manager: &Arc<MemoryManager>, config: Config) -> Result<Heap> {
-        Heap::start_with(config, None, Some(manager))
-    }
-
-    fn start_with(
-        config: Config,
-        store: Option<Arc<dyn Store>>,
-        manager: Option<&Arc<MemoryManager>>,
-    ) -> Result<Heap> {
+    /// As [`build`](Builder::build); [`Error::AlreadyRunning`] when one runs; [`Error::Forked`] in a child of a
+    /// process that had one, whose far pointers the child may still hold; [`Error::UffdUnavailable`] without
+    /// permission for userfaultfd; [`Error::Device`] for a device or directory that cannot be used;
+    /// [`Error::Os`] when the kernel refuses resources. Under a memory manager also
+    /// [`Error::TooManyConsumers`], and [`Error::LimitExceeded`] when its limit does not hold all floors, of which
+    /// the far heap needs 8 MiB or 64 pages.
+    pub fn start(self) -> Result<Heap> {
         let _delivered = Deliver::new();
         if heap::is_left_to_parent() {
             return Err(Error::Forked { what: "a far heap" });
         }
-        if manager.is_some() && config.asks_for_limit() {
-            let reason = "conflicts with a memory manager, whose limit counts local memory";
-            return Err(Error::config("limit", reason));
-        }
+        let config = self.build()?;
         // A forked child has no tier of its own: what it allocates is local. Before the lock is taken, for which
         // a child of another thread's would wait.
         static AT_FORK: std::sync::Once = std::sync::Once::new();
@@ -204,7 +136,7 @@ impl Heap {
         if crate::sys::thread::is_single() {
             crate::sys::membarrier::register();
         }
-        let store = store.map_or_else(|| open_store(&config), Ok)?;
+        let (store, manager) = (open_store(&config)?, config.parts().1);
         let region = match manager {
             Some(manager) => Region::create_under(manager, config.region(), store)?,
             None if config.asks_for_limit() || !config.far_is_auto() => {
@@ -237,41 +169,37 @@ impl Heap {
         let options = FarArenasOptions { threshold, ..options(&config) };
         start_tier(&mut running, DEFAULT, region, options, beside)
     }
+}
 
-    /// Adds a far tier to the heap: its own device, page size, `far_limit` and policy, as the configuration
-    /// says, and its own threads. Nothing goes there by itself: programs name it, by [`tier`](Heap::tier).
+impl Heap {
+    /// Returns a builder with the defaults, which [`start`](Builder::start) starts as the far heap of this process,
+    /// and [`add_tier`](Heap::add_tier) as a further tier.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// Adds a far tier to the heap: its own device or store, page size and `far_limit`, as the
+    /// configuration says, and its own threads. Nothing goes there by itself: programs name it, by [`tier`](Heap::tier).
     ///
     /// The name is for people and for [`tiers`](Heap::tiers): at most 32 letters, digits, `-` and `_`. The
-    /// configuration's `far_limit` is the tier's own; of a heap that was started [under a memory
-    /// manager](Heap::start_under) it is the tier's ceiling, and the manager's limit holds for all
+    /// configuration's `far_limit` is the tier's own; of a heap that was started under a [memory
+    /// manager](Builder::manager) it is the tier's ceiling, and the manager's limit holds for all
     /// tiers together. The limit of the process holds for all tiers: the default one gives way.
     ///
     /// # Errors
-    /// As [`start`](Heap::start); [`Error::NotRunning`] when this heap was shut down;
+    /// As [`start`](Builder::start); [`Error::NotRunning`] when this heap was shut down;
     /// [`Error::Config`] for a name that is taken or has other characters, for an eighth further
-    /// tier, and for the options `threshold`, `check` and `limit`, which are not a tier's.
+    /// tier, and for a manager and the options `threshold`, `check` and `limit`, which are not a tier's.
     ///
     /// # Examples
     /// See [`Tier`].
-    pub fn add_tier(&self, name: &str, config: Config) -> Result<Heap> {
-        self.add_with(name, config, None)
-    }
-
-    /// [`add_tier`](Heap::add_tier) on a store of the program's own.
-    ///
-    /// # Errors
-    /// As [`add_tier`](Heap::add_tier) and [`start_on`](Heap::start_on).
-    pub fn add_tier_on(&self, name: &str, config: Config, store: Arc<dyn Store>) -> Result<Heap> {
-        config.check_opens_nothing()?;
-        self.add_with(name, config, Some(store))
-    }
-
-    fn add_with(&self, name: &str, config: Config, store: Option<Arc<dyn Store>>) -> Result<Heap> {
+    pub fn add_tier(&self, name: &str, tier: Builder) -> Result<Heap> {
         let _delivered = Deliver::new();
         if !self.region.is_here() {
             return Err(Error::Forked { what: "a far heap" });
         }
         let refused = |reason: String| Error::config(&format!("tier `{name}`"), reason);
+        let config = tier.build()?;
         config.check_places_nothing()?;
         let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
         if name.is_empty() || name.len() > NAME_MAX || !name.bytes().all(is_plain) {
@@ -289,20 +217,12 @@ impl Heap {
         let Some(slot) = (1..TIERS_MAX).find(is_free) else {
             return Err(refused(format!("{TIERS_MAX} far tiers run already")));
         };
-        let store = store.map_or_else(|| open_store(&config), Ok)?;
+        let store = open_store(&config)?;
         let consumer = format!("far tier {name}");
         let under = running[0].heap.region.manager().map(|manager| (manager, &*consumer));
         let region = Arc::new(region::create(config.region(), store, under)?);
         let options = FarArenasOptions { slot, threshold: None, ..options(&config) };
         start_tier(&mut running, name, region, options, Beside::Nothing)
-    }
-
-    /// Starts the far heap that `FARHEAP_CONF` describes.
-    ///
-    /// # Errors
-    /// As [`Config::from_env`] and [`start`](Heap::start).
-    pub fn start_from_env() -> Result<Heap> {
-        Heap::start(Config::from_env()?)
     }
 
     /// The far heap that runs in this process, if one does. That of a parent does not run in its
@@ -447,9 +367,9 @@ impl Heap {
     ///
     /// # Examples
     /// ```
-    /// use farheap::{Config, Far, Heap};
+    /// use farheap::{Far, Heap};
     /// # fn main() -> Result<(), farheap::Error> {
-    /// let heap = match Heap::start(Config::parse("far_limit:16MiB,capacity:64MiB")?) {
+    /// let heap = match Heap::builder().parse("far_limit:16MiB,capacity:64MiB")?.start() {
     ///     Ok(heap) => heap,
     ///     Err(error) => {
     ///         println!("{error}"); // Says how to allow userfaultfd.
@@ -674,6 +594,9 @@ fn threshold(config: &Config, region: &Region) -> Option<ByteCount> {
 }
 
 fn open_store(config: &Config) -> Result<Arc<dyn Store>> {
+    if let Some(store) = config.parts().0 {
+        return Ok(Arc::clone(store));
+    }
     #[cfg(feature = "network")]
     if let Some(place) = config.device().map(NetworkPlace::of).transpose()?.flatten() {
         // With `encrypt` the region does it.

@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "asks the kernel what the process is registered for")]
 #![expect(clippy::disallowed_methods, reason = "asks the kernel, not farheap")]
 
-use farheap::{ByteCount, Config, Heap};
+use farheap::{ByteCount, Heap};
 
 /// Of the commands of `membarrier(2)`, the one that says which others the process is registered for; Linux 6.3.
 const GET_REGISTRATIONS: libc::c_int = 1 << 9;
@@ -24,9 +24,8 @@ fn main() {
         return println!("skipped: the kernel does not tell what a process is registered for");
     };
     assert_eq!(before, 0, "no heap has run");
-    let config =
-        Config::builder().far_limit(ByteCount::mib(8)).capacity(ByteCount::mib(64)).build();
-    let heap = match Heap::start(config.expect("a valid configuration")) {
+    let options = Heap::builder().far_limit(ByteCount::mib(8)).capacity(ByteCount::mib(64));
+    let heap = match options.start() {
         Ok(heap) => heap,
         Err(error @ farheap::Error::UffdUnavailable { .. }) => return println!("skipped: {error}"),
         Err(error) => panic!("{error}"),

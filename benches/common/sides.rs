@@ -2,7 +2,7 @@
 //! one has left, and an allocator of a shared library can be loaded before the program.
 
 use crate::{Failure, Result};
-use farheap::{ByteCount, Config, Heap};
+use farheap::{ByteCount, Heap};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
@@ -170,8 +170,7 @@ pub(crate) fn tell(sample: Result<String>) -> ExitCode {
 /// # Errors
 /// [`Failure::Broken`] when something was written, or lost.
 pub(crate) fn with_heap<T>(limit: ByteCount, body: impl FnOnce() -> T) -> Result<T> {
-    let config = Config::builder().far_limit(limit).build().map_err(Failure::of)?;
-    let heap = Heap::start(config).map_err(Failure::of)?;
+    let heap = Heap::builder().far_limit(limit).start().map_err(Failure::of)?;
     let sample = body();
     let stats = heap.stats();
     if stats.bytes_written.0 + stats.bytes_read.0 > 0 {

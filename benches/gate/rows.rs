@@ -9,7 +9,7 @@ use farheap::manager::MemoryManager;
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::region::RegionConfig;
 use farheap::store::{BlockStore, MemStore, Store};
-use farheap::{ByteCount, Config, Heap, PageId};
+use farheap::{ByteCount, Heap, PageId};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -195,8 +195,7 @@ fn first_touch(size: &Size) -> Result<f64> {
 fn load(size: &Size, dir: &Path) -> Result<f64> {
     let data = size.data / 4;
     let limit = ByteCount(data as u64 / 4).max(ByteCount::mib(8));
-    let config = Config::builder().far_limit(limit).dir(dir).build().map_err(Failure::of)?;
-    let heap = Heap::start(config).map_err(Failure::of)?;
+    let heap = Heap::builder().far_limit(limit).dir(dir).start().map_err(Failure::of)?;
     let (pool, table) = texts::lengths(data);
     let (mut pool, mut table) = (vec![0_u64; pool], vec![0_u64; table]);
     if !farheap::Far::contains(table.as_ptr()) {

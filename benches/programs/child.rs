@@ -14,7 +14,7 @@ use crate::os::{Array, Plain};
 use crate::process::cpu_time;
 use crate::{Failure, Result, work};
 use clap::ValueEnum;
-use farheap::{Config, Far, Heap};
+use farheap::{Far, Heap};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -223,10 +223,9 @@ fn run(task: &str) -> Result<(u64, u64)> {
     let side = Side::named(side).ok_or_else(wrong)?;
     let size = size.parse().map_err(|_| wrong())?;
     let heap = if side == Side::Far {
-        let builder = Config::builder().parse(conf).map_err(Failure::of)?;
+        let builder = Heap::builder().parse(conf).map_err(Failure::of)?;
         let builder = if given == "true" { builder.dir(dir) } else { builder };
-        let config = builder.build().map_err(Failure::of)?;
-        let heap = Heap::start(config).map_err(Failure::of)?;
+        let heap = builder.start().map_err(Failure::of)?;
         // Where only faults of user mode are permitted nothing goes, and nothing would be measured.
         if !Far::contains(vec![0_u8; 1 << 20].as_ptr()) {
             return Err(Failure::Skipped("nothing goes far by its size here".to_owned()));

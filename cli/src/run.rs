@@ -6,8 +6,8 @@
 use crate::library;
 use crate::program::{self, RunRefusal};
 use clap::ValueHint;
+use farheap::Config;
 use farheap::region::FaultMode;
-use farheap::{Config, Heap};
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -137,9 +137,10 @@ fn configuration(options: &Run) -> Result<Config, String> {
                 builder = builder.parse(&format!("{key}:\"{quoted}\""))?;
             }
         }
-        builder.build()
+        Ok(builder)
     };
-    let config = read().map_err(|error| error.to_string())?;
+    let builder = read().map_err(|error: farheap::Error| error.to_string())?;
+    let config = builder.clone().build().map_err(|error| error.to_string())?;
     if config.mode() == FaultMode::InThread {
         // A program may have a handler of its own for the signal, and the C library waits for locks in far
         // memory by system calls, which nothing outside of it can see coming.
@@ -148,7 +149,7 @@ fn configuration(options: &Run) -> Result<Config, String> {
         return Err(reason.to_owned());
     }
     // The program would find out in the middle of its work, where it can only go on without far memory.
-    let heap = Heap::start(config.clone()).map_err(|error| error.to_string())?;
+    let heap = builder.start().map_err(|error| error.to_string())?;
     let has_far = heap.threshold().is_some() || config.threshold().is_none();
     heap.shutdown().map_err(|error| error.to_string())?;
     if has_far {

@@ -3,7 +3,7 @@
 #[path = "../../network/tests/common/mod.rs"]
 mod servers;
 
-use farheap::{Config, Error, Far, Heap};
+use farheap::{Error, Far, Heap};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use servers::{Announced, TestServer};
 use std::collections::BTreeMap;
@@ -30,8 +30,8 @@ fn text(bytes: &[u8]) -> String {
 #[test]
 fn a_process_is_shown_with_what_it_has() {
     let _alone = LOOKED_AT.lock();
-    let config = Config::parse("far_limit:16MiB,capacity:64MiB").expect("options");
-    let heap = match Heap::start(config) {
+    let options = Heap::builder().parse("far_limit:16MiB,capacity:64MiB").expect("options");
+    let heap = match options.start() {
         Ok(heap) => heap,
         Err(Error::UffdUnavailable { reasons }) => {
             println!("skipped: userfaultfd is not permitted here: {reasons}");
@@ -41,7 +41,7 @@ fn a_process_is_shown_with_what_it_has() {
     };
     let server = TestServer::start(Announced { size: 80 << 20, ..Announced::default() });
     let options = format!("far_limit:8MiB,page:64KiB,device:\"{}\"", server.address);
-    let tier = Config::parse(&options).expect("options");
+    let tier = Heap::builder().parse(&options).expect("options");
     let cold = heap.add_tier("cold", tier).expect("a tier");
     let mut numbers: allocator_api2::vec::Vec<u64, Far> = allocator_api2::vec::Vec::new_in(Far);
     numbers.extend(0..4 << 20); // 32 MiB.

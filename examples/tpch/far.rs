@@ -5,7 +5,7 @@
 
 pub(crate) use farheap::{Far, Local, Stats};
 
-use farheap::{ByteCount, Config, Error, FarHeap, Heap, Result};
+use farheap::{ByteCount, Error, FarHeap, Heap, Result};
 use std::path::PathBuf;
 
 #[global_allocator]
@@ -32,9 +32,9 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// The configuration: this program's defaults, then `FARHEAP_CONF`, then the command line.
-    fn config(&self, limit_default: ByteCount) -> Result<Config> {
-        let mut builder = Config::builder().far_limit(limit_default).threshold(None).from_env()?;
+    /// Starts a heap: this program's defaults, then `FARHEAP_CONF`, then the command line.
+    fn start(&self, limit_default: ByteCount) -> Result<Heap> {
+        let mut builder = Heap::builder().far_limit(limit_default).threshold(None).from_env()?;
         if let Some(limit) = self.limit {
             builder = builder.limit(limit);
         }
@@ -44,7 +44,7 @@ impl Options {
         if let Some(page) = self.page {
             builder = builder.page(page);
         }
-        builder.build()
+        builder.start()
     }
 }
 
@@ -61,15 +61,15 @@ impl Tier {
     /// # Errors
     /// When the configuration is wrong or the machine does not allow it.
     pub(crate) fn start(options: &Options) -> Result<Tier> {
-        let config = match options.config(options.limit_default) {
+        let heap = match options.start(options.limit_default) {
             Err(Error::LimitTooSmall { limit, minimum })
                 if options.limit.is_none() && limit == options.limit_default =>
             {
-                options.config(minimum)?
+                options.start(minimum)?
             }
-            config => config?,
+            heap => heap?,
         };
-        Ok(Tier { heap: Heap::start(config)? })
+        Ok(Tier { heap })
     }
 
     /// Statistics and latencies as a text for people.

@@ -163,7 +163,7 @@ pub unsafe extern "C" fn farheap_collective_new_abi(
         let defaults = CollectiveConfig::default_region();
         let builder = Config::builder().page(defaults.page).span(defaults.span);
         // SAFETY: NULL or a string, as the caller promises.
-        let config = unsafe { parse(builder, config) }?;
+        let config = unsafe { parse(builder, config) }?.build()?;
         if local_bytes > 1 << 46 {
             return Err(Failure::argument(format!("{local_bytes} bytes of local memory")));
         }

@@ -4,7 +4,7 @@
 
 use crate::error::{Failure, Result, text};
 use farheap::config::Builder;
-use farheap::{Config, for_options};
+use farheap::for_options;
 use std::ffi::c_char;
 use std::mem::{MaybeUninit, offset_of};
 
@@ -157,12 +157,11 @@ pub(crate) unsafe fn overlay(builder: Builder, config: *const farheap_config) ->
 ///
 /// # Safety
 /// `config` is NULL or a string.
-pub(crate) unsafe fn parse(builder: Builder, config: *const c_char) -> Result<Config> {
+pub(crate) unsafe fn parse(builder: Builder, config: *const c_char) -> Result<Builder> {
     if config.is_null() {
-        return Ok(builder.build()?);
+        return Ok(builder);
     }
     // SAFETY: as the caller promises.
     let config = unsafe { text(config, "the configuration") }?;
-    let builder = if config.trim().is_empty() { builder } else { builder.parse(config)? };
-    Ok(builder.build()?)
+    Ok(if config.trim().is_empty() { builder } else { builder.parse(config)? })
 }

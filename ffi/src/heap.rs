@@ -12,7 +12,7 @@ use crate::manager::farheap_manager;
 use crate::scope::farheap_placement;
 use crate::stats::{farheap_memory, farheap_stats};
 use farheap::region::{Advice, Latencies, Latency};
-use farheap::{ByteCount, Config, Heap};
+use farheap::{ByteCount, Heap};
 use std::ffi::{c_char, c_void};
 
 opaque! {
@@ -124,7 +124,7 @@ pub unsafe extern "C" fn farheap_start_abi(
         abi::check(abi)?;
         check_out(out)?;
         // SAFETY: NULL or a string, as the caller promises.
-        give(Heap::start(unsafe { parse(Config::builder(), config) }?)?, out)
+        give(unsafe { parse(Heap::builder(), config) }?.start()?, out)
     })
 }
 
@@ -147,8 +147,7 @@ pub unsafe extern "C" fn farheap_start_config_abi(
         abi::check(abi)?;
         check_out(out)?;
         // SAFETY: NULL or a structure, as the caller promises.
-        let builder = unsafe { overlay(Config::builder(), config) }?;
-        give(Heap::start(builder.build()?)?, out)
+        give(unsafe { overlay(Heap::builder(), config) }?.start()?, out)
     })
 }
 
@@ -169,7 +168,7 @@ pub unsafe extern "C" fn farheap_start_env_abi(
     call(|| {
         abi::check(abi)?;
         check_out(out)?;
-        give(Heap::start(Config::from_env()?)?, out)
+        give(Heap::builder().from_env()?.start()?, out)
     })
 }
 
@@ -190,8 +189,8 @@ pub unsafe extern "C" fn farheap_start_under(
         // SAFETY: not freed during the call, as the caller promises.
         let manager = unsafe { handle::get(manager) }?;
         // SAFETY: NULL or a string, as the caller promises.
-        let config = unsafe { parse(Config::builder(), config) }?;
-        give(Heap::start_under(&manager.manager, config)?, out)
+        let builder = unsafe { parse(Heap::builder(), config) }?;
+        give(builder.manager(&manager.manager).start()?, out)
     })
 }
 
@@ -206,8 +205,8 @@ pub unsafe extern "C" fn farheap_start_config_under(
         // SAFETY: not freed during the call, as the caller promises.
         let manager = unsafe { handle::get(manager) }?;
         // SAFETY: NULL or a structure, as the caller promises.
-        let builder = unsafe { overlay(Config::builder(), config) }?;
-        give(Heap::start_under(&manager.manager, builder.build()?)?, out)
+        let builder = unsafe { overlay(Heap::builder(), config) }?;
+        give(builder.manager(&manager.manager).start()?, out)
     })
 }
 
@@ -225,8 +224,8 @@ pub unsafe extern "C" fn farheap_add_tier(
         // SAFETY: NULL or a string, as the caller promises.
         let name = unsafe { text(name, "the name") }?;
         // SAFETY: as above.
-        let config = unsafe { parse(Config::builder(), config) }?;
-        give(heap.add_tier(name, config)?, out)
+        let tier = unsafe { parse(Heap::builder(), config) }?;
+        give(heap.add_tier(name, tier)?, out)
     })
 }
 
@@ -249,7 +248,7 @@ pub unsafe extern "C" fn farheap_find_tier(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn farheap_check_config(config: *const c_char) -> farheap_status {
     // SAFETY: NULL or a string, as the caller promises.
-    call(|| unsafe { parse(Config::builder(), config) }.map(|_| ()))
+    call(|| Ok(unsafe { parse(Heap::builder(), config) }?.build().map(drop)?))
 }
 
 #[unsafe(no_mangle)]

@@ -37,7 +37,7 @@ use clap::{Parser, ValueEnum};
 use common::Unnamed;
 use failure::{Failure, Result};
 use farheap::config::Metadata;
-use farheap::{ByteCount, Config, Far, FarHeap, Heap, probe};
+use farheap::{ByteCount, Far, FarHeap, Heap, probe};
 use std::alloc::Layout;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -155,7 +155,7 @@ impl Work {
         LEAST.max(ByteCount((2 * blocks / PART) as u64))
     }
 
-    fn config(self, options: &Options) -> Result<Config> {
+    fn start(self, options: &Options) -> Result<Heap> {
         let metadata = if options.together { Metadata::Far } else { Metadata::Local };
         // Blocks that are not written take address space and room on the device, which is a sparse file.
         let text = match (self.is_written(), options.paper) {
@@ -163,7 +163,7 @@ impl Work {
             (_, true) => "far_limit:256MiB,capacity:4TiB",
             _ => "far_limit:256MiB,capacity:64GiB",
         };
-        let builder = Config::builder().parse(text).map_err(Failure::of)?.metadata(metadata);
+        let builder = Heap::builder().parse(text).map_err(Failure::of)?.metadata(metadata);
         let builder =
             if self.is_written() { builder.far_limit(self.limit(options)) } else { builder };
         let span = ByteCount::gib(if options.paper { 8 << 10 } else { 1 << 10 });
@@ -175,7 +175,7 @@ impl Work {
             Some(dir) => builder.span(span).dir(dir),
             None => builder.span(span),
         };
-        builder.build().map_err(Failure::of)
+        builder.start().map_err(Failure::of)
     }
 }
 
@@ -392,7 +392,7 @@ impl Drop for Block {
 impl Work {
     /// The child's part.
     fn sample(self, options: &Options) -> Result<Sample> {
-        let heap = Heap::start(self.config(options)?).map_err(Failure::of)?;
+        let heap = self.start(options)?;
         let (from, to) = self.sizes();
         let mut random = 0x9E37_79B9_7F4A_7C15_u64;
         let mut roll = move || {

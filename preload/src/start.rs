@@ -311,7 +311,7 @@ fn over() {
 
 fn start() -> Result<(), farheap::Error> {
     // As `farheap run` has it, for a library that is preloaded without it.
-    let builder = Config::builder().threshold(farheap::ByteCount::ZERO);
+    let builder = Heap::builder().threshold(farheap::ByteCount::ZERO);
     let conf = SETTINGS.get().and_then(|settings| settings.conf.as_deref());
     let builder = conf.map_or(Ok(builder.clone()), |conf| builder.parse(conf))?;
     let _low = descriptors::keep_low_numbers();
@@ -319,7 +319,7 @@ fn start() -> Result<(), farheap::Error> {
     mapping::be_far_from(threshold);
     // `off` is for what the program maps.
     let builder = builder.threshold(threshold.unwrap_or(farheap::ByteCount::ZERO));
-    Heap::start(builder.build()?).map(drop)
+    builder.start().map(drop)
 }
 
 /// Start and end of the loader's code; 0 where it is not known.

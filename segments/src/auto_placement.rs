@@ -19,9 +19,9 @@ use std::sync::atomic::AtomicBool;
 /// # Examples
 /// ```
 /// use farheap_segments::{AutoPlacement, Segment};
-/// use farheap::{ByteCount, Config, Heap, Placement};
+/// use farheap::{ByteCount, Heap, Placement};
 ///
-/// let heap = match Heap::start(Config::parse("far_limit:8MiB,capacity:64MiB")?) {
+/// let heap = match Heap::builder().parse("far_limit:8MiB,capacity:64MiB")?.start() {
 ///     Ok(heap) => heap,
 ///     Err(error) => {
 ///         println!("{error}"); // Says how to allow userfaultfd.

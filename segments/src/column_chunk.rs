@@ -24,9 +24,9 @@ pub(super) struct Chunk<T> {
 /// # Examples
 /// ```
 /// use farheap_segments::Segment;
-/// use farheap::{Config, Heap, Placement};
+/// use farheap::{Heap, Placement};
 ///
-/// let heap = match Heap::start(Config::parse("far_limit:8MiB,capacity:64MiB")?) {
+/// let heap = match Heap::builder().parse("far_limit:8MiB,capacity:64MiB")?.start() {
 ///     Ok(heap) => heap,
 ///     Err(error) => {
 ///         println!("{error}"); // Says how to allow userfaultfd.

@@ -82,9 +82,9 @@ impl<T: Copy + Send + Sync> Movable for Segment<T> {
 /// # Examples
 /// ```
 /// use farheap_segments::{Migrator, Segment};
-/// use farheap::{ByteCount, Config, Heap, Placement};
+/// use farheap::{ByteCount, Heap, Placement};
 ///
-/// let heap = match Heap::start(Config::parse("far_limit:8MiB,capacity:64MiB")?) {
+/// let heap = match Heap::builder().parse("far_limit:8MiB,capacity:64MiB")?.start() {
 ///     Ok(heap) => heap,
 ///     Err(error) => {
 ///         println!("{error}"); // Says how to allow userfaultfd.

@@ -6,7 +6,7 @@ mod common;
 use common::faulty::FaultyStore;
 use common::{Dice, StopOnDrop, eventually, heap, mem_store, seed, watchdog};
 use farheap::store::Op;
-use farheap::{ByteCount, Config, Error, Far, Heap, Placement, Tier};
+use farheap::{ByteCount, Error, Far, Heap, Placement, Tier};
 use farheap_segments::{AutoPlacement, Migrator, Segment, SegmentError};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -81,7 +81,7 @@ fn segments_move_through_several_tiers() {
     let _watchdog = watchdog("segment", Duration::from_secs(120));
     let Some(alone) = alone("far_limit:8MiB,capacity:64MiB") else { return };
     let tier = |name, conf| {
-        let config = Config::parse(conf).expect("options");
+        let config = Heap::builder().parse(conf).expect("options");
         alone.heap.add_tier(name, config).expect("a tier")
     };
     let small = tier("small", "far_limit:8MiB,capacity:64MiB,page:4KiB");
@@ -382,8 +382,8 @@ fn what_is_written_out_is_right_while_it_is_read_on_its_way() {
     let store = FaultyStore::new(mem_store(ByteCount::mib(128)), seed);
     let faults = store.control();
     faults.delay(Duration::from_millis(2));
-    let config = Config::parse("far_limit:24MiB,page:64KiB").expect("options");
-    let slow = alone.heap.add_tier_on("slow", config, Arc::new(store)).expect("a tier");
+    let options = Heap::builder().parse("far_limit:24MiB,page:64KiB").expect("options");
+    let slow = alone.heap.add_tier("slow", options.store(Arc::new(store))).expect("a tier");
     let tiers = [Placement::Local, Placement::Far, Placement::Tier(slow.tier())];
     let segments: Vec<_> = (0..SEGMENTS).map(|salt| segment(salt, LEN, Placement::Local)).collect();
     let (stop, moved) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -485,8 +485,8 @@ fn segments_are_whole_while_the_device_refuses_what_is_written_out() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let store = FaultyStore::new(mem_store(ByteCount::mib(64)), 1);
     let faults = store.control();
-    let config = Config::parse("far_limit:16MiB").expect("options");
-    let heap = match Heap::start_on(config, Arc::new(store)) {
+    let options = Heap::builder().parse("far_limit:16MiB").expect("options");
+    let heap = match options.store(Arc::new(store)).start() {
         Ok(heap) => heap,
         Err(Error::UffdUnavailable { reasons }) => {
             println!("skipped: userfaultfd is not permitted here: {reasons}");
@@ -582,9 +582,10 @@ fn what_is_read_most_comes_into_local_memory_within_the_budget_and_leaves_it_aga
 fn segments_of_a_column_come_all_together_or_not_at_all() {
     let _watchdog = watchdog("segment", Duration::from_secs(120));
     let Some(alone) = alone("far_limit:8MiB,capacity:64MiB") else { return };
-    let tier = alone
-        .heap
-        .add_tier("other", Config::parse("far_limit:8MiB,capacity:64MiB").expect("options"));
+    let tier = alone.heap.add_tier(
+        "other",
+        Heap::builder().parse("far_limit:8MiB,capacity:64MiB").expect("options"),
+    );
     let other = Placement::Tier(tier.as_ref().expect("a tier").tier());
     let segments: Vec<_> = (0..9).map(|salt| segment(salt, MIB / 8, Placement::Far)).collect();
     let mut placement = AutoPlacement::new(ByteCount::mib(5));

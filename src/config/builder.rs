@@ -8,26 +8,31 @@ use super::value::{
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
 use crate::for_options;
+use crate::limit::manager::MemoryManager;
 use crate::paging::region::{FaultMode, Install, RegionConfig};
-use crate::store::{IoEngine, Wipe};
+use crate::store::{IoEngine, Store, Wipe};
 use crate::sys::{environment, probe};
 use std::cell::LazyCell;
 use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Why nothing follows from the memory that there is.
 const UNKNOWN_MEMORY: &str = "/proc/meminfo does not say how much memory there is; give bytes";
 
-/// Collects options for a [`Config`]. Nothing is checked before [`build`](Builder::build).
-#[must_use = "a builder does nothing until `build` is called"]
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// Collects options for a heap, which [`start`](Builder::start) starts, or for a [`Config`]. Nothing is checked
+/// before.
+#[must_use = "a builder does nothing until `start` or `build` is called"]
+#[derive(Clone, Debug, Default)]
 pub struct Builder {
     options: Options,
+    store: Option<Arc<dyn Store>>,
+    manager: Option<Arc<MemoryManager>>,
 }
 
-/// A checked set of options for a far heap.
+/// A checked set of options for a far heap, with its limits as bytes.
 ///
 /// # Examples
 /// ```
@@ -39,7 +44,7 @@ pub struct Builder {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Config {
-    options: Options,
+    asked: Builder,
     /// `options.limit` in bytes on this machine; `None` for no limit.
     limit: Option<ByteCount>,
     /// `options.far_limit` in bytes on this machine, at most `limit`.
@@ -77,14 +82,14 @@ macro_rules! getter {
         $(#[$doc])*
         #[must_use]
         pub fn $name(&self) -> Option<&Path> {
-            self.options.$name.as_deref()
+            self.asked.options.$name.as_deref()
         }
     };
     ($(#[$doc:meta])* $name:ident: $kind:ident $type:ty) => {
         $(#[$doc])*
         #[must_use]
         pub fn $name(&self) -> stored!($kind $type) {
-            self.options.$name
+            self.asked.options.$name
         }
     };
 }
@@ -136,7 +141,7 @@ for_options!(methods);
 /// Equal are configurations with the same options, whatever the machine had left when they were built.
 impl PartialEq for Config {
     fn eq(&self, other: &Config) -> bool {
-        self.options == other.options
+        self.asked.options == other.asked.options
     }
 }
 
@@ -169,7 +174,7 @@ impl Config {
 
     /// How the store is read and written: see [`Builder::force`].
     pub(crate) fn io(&self) -> IoEngine {
-        self.options.io
+        self.asked.options.io
     }
 
     /// Returns what these options say about a region, for a program that makes one without a heap,
@@ -177,7 +182,7 @@ impl Config {
     pub fn region(&self) -> RegionConfig {
         let metadata_is_far = self.metadata() == Metadata::Far;
         let region = region_settings(self)
-            .install(self.options.install)
+            .install(self.asked.options.install)
             .inherit(!metadata_is_far)
             .kernel_faults_required(metadata_is_far || self.user_mode() == UserMode::RequireKernel);
         match self.handlers() {
@@ -202,52 +207,37 @@ impl Config {
 
     /// True if far memory may have all that the limit of the process leaves.
     pub(crate) fn far_is_auto(&self) -> bool {
-        matches!(self.options.far_limit, Limit::Auto)
+        matches!(self.asked.options.far_limit, Limit::Auto)
     }
 
     /// True if the limit on the process is one that somebody asked for.
     pub(crate) fn asks_for_limit(&self) -> bool {
-        !matches!(self.options.limit, Limit::Auto | Limit::Off)
+        !matches!(self.asked.options.limit, Limit::Auto | Limit::Off)
     }
 
-    /// Refuses options about the device or file to open, for a program that has a store already.
-    pub(crate) fn check_opens_nothing(&self) -> Result<()> {
-        let Options { device, overwrite, dir, capacity, reserve, .. } = &self.options;
-        let said = [
-            ("device", device.is_some()),
-            ("overwrite", *overwrite),
-            ("dir", dir.is_some()),
-            ("capacity", capacity.is_some()),
-            ("reserve", *reserve),
-        ];
-        match said.iter().find(|(_, is_set)| *is_set) {
-            Some((name, _)) => Err(invalid(name, "conflicts with the program's own store")),
+    /// The program's own store and memory manager: see [`Builder::store`] and [`Builder::manager`].
+    pub(crate) fn parts(&self) -> (Option<&Arc<dyn Store>>, Option<&Arc<MemoryManager>>) {
+        (self.asked.store.as_ref(), self.asked.manager.as_ref())
+    }
+
+    /// Refuses what the global allocator places far, and what holds for the process, for a tier that only gets
+    /// what is asked for by its name.
+    pub(crate) fn check_places_nothing(&self) -> Result<()> {
+        let reason = "is said of the default tier: what is in another one is asked for by its name";
+        self.asked.options.refuse(&["threshold", "check"], reason)?;
+        let reason = "holds for the process: a tier has a `far_limit`";
+        self.asked.options.refuse(&["limit"], reason)?;
+        match self.asked.manager {
+            Some(_) => Err(invalid("a memory manager", "is the heap's, for all of its tiers")),
             None => Ok(()),
         }
-    }
-
-    /// Refuses options about what the global allocator places far, for a tier that only gets what is
-    /// asked for by its name.
-    pub(crate) fn check_places_nothing(&self) -> Result<()> {
-        let (said, by_default) = (&self.options, Options::default());
-        let reason = "is said of the default tier: what is in another one is asked for by its name";
-        if said.threshold != by_default.threshold {
-            return Err(invalid("threshold", reason));
-        }
-        if said.limit != by_default.limit {
-            return Err(invalid("limit", "holds for the process: a tier has a `far_limit`"));
-        }
-        if said.check {
-            return Err(invalid("check", reason));
-        }
-        Ok(())
     }
 }
 
 /// Prints the text form, which reads back as an equal configuration.
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        text::print(&self.options, f)
+        text::print(&self.asked.options, f)
     }
 }
 
@@ -288,6 +278,57 @@ impl Builder {
         }
     }
 
+    /// Sets a store of the program's own, in place of the device or file that the options would open.
+    /// `examples/own_store.rs` is a program that does it.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[cfg(feature = "heap")] {
+    /// use farheap::store::MemStore;
+    /// use farheap::{ByteCount, Heap};
+    /// use std::sync::Arc;
+    ///
+    /// let store = Arc::new(MemStore::new(ByteCount::mib(64))?);
+    /// match Heap::builder().far_limit(ByteCount::mib(16)).store(store).start() {
+    ///     Ok(heap) => heap.shutdown()?,
+    ///     Err(error) => println!("{error}"), // It tells how to allow userfaultfd.
+    /// }
+    /// # }
+    /// # Ok::<(), farheap::Error>(())
+    /// ```
+    pub fn store(mut self, store: Arc<dyn Store>) -> Builder {
+        self.store = Some(store);
+        self
+    }
+
+    /// Sets a memory manager: one limit holds for far memory and all other consumers of the manager together,
+    /// and `far_limit` is the far heap's ceiling within it. Temporary memory of the manager that does not fit
+    /// spills to this heap.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[cfg(feature = "heap")] {
+    /// use farheap::manager::MemoryManager;
+    /// use farheap::{ByteCount, Heap};
+    ///
+    /// let manager = MemoryManager::start(ByteCount::mib(32))?;
+    /// match Heap::builder().manager(&manager).start() {
+    ///     Ok(heap) => {
+    ///         let sorted = manager.allocate_temporary(ByteCount::mib(64))?; // Twice the limit.
+    ///         assert!(sorted.is_spilled());
+    ///         drop(sorted);
+    ///         heap.shutdown()?;
+    ///     }
+    ///     Err(error) => println!("{error}"), // It tells how to allow userfaultfd.
+    /// }
+    /// # }
+    /// # Ok::<(), farheap::Error>(())
+    /// ```
+    pub fn manager(mut self, manager: &Arc<MemoryManager>) -> Builder {
+        self.manager = Some(Arc::clone(manager));
+        self
+    }
+
     /// Forces how pages are installed, and how the store is read and written, which the kernel and the device
     /// decide else: tests run the ways of other kernels by it.
     #[doc(hidden)]
@@ -313,9 +354,18 @@ impl Builder {
         node: Option<probe::NumaNode>,
     ) -> Result<Config> {
         self.options.check()?;
+        if self.store.is_some() {
+            let about_it = ["device", "overwrite", "dir", "capacity", "reserve"];
+            self.options.refuse(&about_it, "conflicts with the program's own store")?;
+        }
         let (limit, far_limit) =
             LimitBasis { memory: LazyCell::new(detect), node }.resolve(&self.options)?;
-        Ok(Config { options: self.options, limit, far_limit })
+        let config = Config { asked: self, limit, far_limit };
+        if config.asked.manager.is_some() && config.asks_for_limit() {
+            let reason = "conflicts with a memory manager, whose limit counts local memory";
+            return Err(invalid("limit", reason));
+        }
+        Ok(config)
     }
 }
 
@@ -341,6 +391,15 @@ impl Options {
             return Err(invalid("metadata", reason));
         }
         Ok(())
+    }
+
+    /// Refuses the options of these names, unless they have their defaults.
+    fn refuse(&self, names: &[&str], reason: &str) -> Result<()> {
+        let defaults: Vec<_> = Options::default().texts().collect();
+        match self.texts().find(|option| names.contains(&option.0) && !defaults.contains(option)) {
+            Some((name, _)) => Err(invalid(name, reason)),
+            None => Ok(()),
+        }
     }
 
     fn check_sizes(&self) -> Result<()> {

@@ -39,10 +39,9 @@ pub enum Placement {
 /// # Examples
 /// ```
 /// use farheap::allocator_api2::vec::Vec;
-/// use farheap::{Config, Heap, Placement, Tier, scope};
+/// use farheap::{Heap, Placement, Tier, scope};
 ///
-/// let config = Config::parse("far_limit:16MiB,capacity:64MiB")?;
-/// let heap = match Heap::start(config) {
+/// let heap = match Heap::builder().parse("far_limit:16MiB,capacity:64MiB")?.start() {
 ///     Ok(heap) => heap,
 ///     Err(error) => {
 ///         println!("{error}"); // Says how to allow userfaultfd.
@@ -50,7 +49,7 @@ pub enum Placement {
 ///     }
 /// };
 /// // One string per tier: its device, page size, limit.
-/// let cold = heap.add_tier("cold", Config::parse("far_limit:8MiB,capacity:64MiB,page:64KiB")?)?;
+/// let cold = heap.add_tier("cold", Heap::builder().parse("far_limit:8MiB,capacity:64MiB,page:64KiB")?)?;
 ///
 /// let mut column: Vec<u64, Tier> = Vec::new_in(cold.tier());
 /// column.extend(0..2 << 20); // 16 MiB, twice the tier's limit.

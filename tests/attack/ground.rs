@@ -246,7 +246,7 @@ impl Ground {
         // A small span: what locks everything goes through all of it.
         let span = if way.conf.contains("2MiB") { "512MiB" } else { "128MiB" };
         let conf = format!("{},capacity:1GiB,span:{span}{}", way.conf, place());
-        let config = crate::common::config(&conf);
+        let config = crate::common::config(&conf).build().expect("options");
         let (page, limit) = (config.page().as_usize(), config.far_limit().as_usize());
         let heap = heap(&conf)?;
         let kernel = heap.region().serves_kernel_faults() && !way.conf.contains("in_thread");

@@ -14,7 +14,7 @@ pub(crate) mod visits;
 use farheap::config::Builder;
 use farheap::region::{Install, Region, RegionConfig};
 use farheap::store::{IoEngine, MemStore, Store};
-use farheap::{ByteCount, Config, Error, Heap, MemoryManager};
+use farheap::{ByteCount, Error, Heap, MemoryManager};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -128,17 +128,17 @@ pub(crate) fn where_permitted<T>(what: &str, made: farheap::Result<T>) -> Option
 /// The heap that a configuration text describes, or `None` with the reason printed where
 /// userfaultfd is not permitted.
 pub(crate) fn heap(conf: &str) -> Option<Heap> {
-    permitted(conf, Heap::start)
+    where_permitted(conf, config(conf).start())
 }
 
 /// The same, under a memory manager.
 pub(crate) fn heap_under(manager: &Arc<MemoryManager>, conf: &str) -> Option<Heap> {
-    permitted(conf, |config| Heap::start_under(manager, config))
+    where_permitted(conf, config(conf).manager(manager).start())
 }
 
-/// The configuration of a text, in which `install:copy`, `install:move` and `io:sync` force the ways of other
+/// The options of a text, in which `install:copy`, `install:move` and `io:sync` force the ways of other
 /// kernels.
-pub(crate) fn config(conf: &str) -> Config {
+pub(crate) fn config(conf: &str) -> Builder {
     let (mut install, mut io) = (Install::Auto, IoEngine::Auto);
     let is_option = |entry: &&str| match *entry {
         "install:copy" => {
@@ -156,12 +156,8 @@ pub(crate) fn config(conf: &str) -> Config {
         _ => true,
     };
     let options = conf.split(',').filter(is_option).collect::<Vec<_>>().join(",");
-    let builder = Config::builder().parse(&options).map(|builder| builder.force(install, io));
-    builder.and_then(Builder::build).unwrap_or_else(|error| panic!("{conf}: {error}"))
-}
-
-fn permitted(conf: &str, start: impl FnOnce(Config) -> farheap::Result<Heap>) -> Option<Heap> {
-    where_permitted(conf, start(config(conf)))
+    let builder = Heap::builder().parse(&options).unwrap_or_else(|error| panic!("{conf}: {error}"));
+    builder.force(install, io)
 }
 
 /// Looks until `done`, for [`PATIENCE`] at most; returns whether it was.

@@ -12,7 +12,7 @@ use farheap::manager::{Account, MemoryManager, TemporaryMemory};
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::region::{Region, RegionConfig};
 use farheap::store::{MemStore, Store};
-use farheap::{ByteCount, Config, Error, Far, Heap, Placement, malloc, scope};
+use farheap::{ByteCount, Error, Far, Heap, Placement, malloc, scope};
 use farheap_collections::Temporary;
 use farheap_collections::sub::{Collective, CollectiveConfig, SubAllocator};
 use std::alloc::Layout;
@@ -266,7 +266,7 @@ fn a_forked_child_that_only_frees_far_memory_lives() {
             let end = fork(|| {
                 let blocks = blocks.take().expect("the parent's are still there");
                 let shut_down = heap.shutdown();
-                let started = Heap::start(Config::builder().build().expect("valid"));
+                let started = Heap::builder().start();
                 let refused = matches!(shut_down, Err(Error::Forked { .. }))
                     && matches!(started, Err(Error::Forked { .. }))
                     && Heap::running().is_none();
@@ -456,7 +456,7 @@ fn a_child_that_lives_on_keeps_the_device_and_nothing_else() {
         heap.shutdown().expect("everything was freed");
         drop(heap);
         // The child still reads it.
-        let again = Heap::start(Config::parse(&conf).expect("valid"));
+        let again = Heap::builder().parse(&conf).expect("valid").start();
         assert_eq!(again.is_err(), kind == "device", "{again:?}");
         drop((told, tell));
         assert_eq!(wait_for(pid), End::Exit(0));

@@ -5,7 +5,7 @@
 use crate::common::child::alone;
 use crate::common::{Dice, eventually, heap, seed, watchdog};
 use allocator_api2::vec::Vec as TierVec;
-use farheap::{ByteCount, Config, Far, Heap, Local, Tier};
+use farheap::{ByteCount, Far, Heap, Local, Tier};
 use std::sync::{Barrier, Mutex};
 use std::time::Duration;
 
@@ -56,7 +56,8 @@ fn what_is_counted_is_what_the_kernel_counts_while_threads_come_and_go() {
     alone(NAME, || {
         let _watchdog = watchdog("heap_memory", Duration::from_secs(300));
         let Some(default) = heap("far_limit:96MiB,capacity:512MiB,page:16KiB") else { return };
-        let config = Config::parse("far_limit:48MiB,capacity:512MiB,page:64KiB").expect("options");
+        let config =
+            Heap::builder().parse("far_limit:48MiB,capacity:512MiB,page:64KiB").expect("options");
         let more = default.add_tier("more", config).expect("the machine has room");
         let tiers = [default.tier(), more.tier()];
         let seed = seed(NAME);

@@ -64,8 +64,8 @@ fn pages_of_a_tier_are_on_its_node_fresh_and_read_back() {
         assert!(!nodes.is_empty(), "/sys says which nodes have memory");
         for (node, page) in nodes.iter().flat_map(|node| PAGES.map(|page| (*node, page))) {
             let text = format!("{page},capacity:1GiB,node:{}", node.number);
-            let config = Config::parse(&text).expect("the node is there");
-            let limit = config.far_limit();
+            let config = Heap::builder().parse(&text).expect("an option");
+            let limit = config.clone().build().expect("the node is there").far_limit();
             let tier = default.add_tier("of-node", config).expect("the machine has room");
             // Half of the limit: without a device, as it were.
             let fits = numbers(&tier, limit.get() / 2 / 8);

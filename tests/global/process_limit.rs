@@ -184,13 +184,15 @@ fn far_memory_is_right_while_everything_beside_it_grows_and_shrinks() {
 
 #[test]
 fn it_conflicts_with_a_memory_manager_and_is_not_for_further_tiers() {
-    let config = Config::parse("limit:64MiB,far_limit:1GiB,capacity:64MiB").expect("a size");
+    let options = Heap::builder().parse("limit:64MiB,far_limit:1GiB,capacity:64MiB");
+    let options = options.expect("sizes");
+    let config = options.clone().build().expect("a configuration");
     assert_eq!(
         (config.far_limit(), config.limit()),
         (ByteCount::mib(64), Some(ByteCount::mib(64)))
     );
     let manager = MemoryManager::start(ByteCount::mib(64)).expect("manager");
-    let error = Heap::start_under(&manager, config).expect_err("both");
+    let error = options.manager(&manager).start().expect_err("both");
     assert!(error.to_string().contains("limit: conflicts with a memory manager"), "{error}");
     assert!(matches!(Config::parse("limit:0"), Err(Error::Config { .. })));
     assert!(matches!(Config::parse("limit:1MiB"), Err(Error::LimitTooSmall { .. })));

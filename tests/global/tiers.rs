@@ -134,10 +134,14 @@ fn what_cannot_be_a_further_tier_is_refused_by_name() {
         assert!(refused("t", "far_limit:8MiB,threshold:1KiB").contains("threshold"));
         assert!(refused("t", "far_limit:8MiB,threshold:0").contains("threshold"));
         assert!(refused("t", "far_limit:8MiB,dir:/nowhere").contains("/nowhere"));
-        let with_device = heap.add_tier_on("t", config(plain), mem_store(ByteCount::mib(64)));
+        let with_device = heap.add_tier("t", config(plain).store(mem_store(ByteCount::mib(64))));
         assert!(with_device.is_err(), "`capacity` says what to open");
+        let manager = MemoryManager::start(ByteCount::mib(16)).expect("manager");
+        let managed = heap.add_tier("t", config("far_limit:8MiB,span:1GiB").manager(&manager));
+        let error = managed.expect_err("a limit for one of the tiers").to_string();
+        assert!(error.contains("a memory manager"), "{error}");
         let own = config("far_limit:8MiB,span:1GiB");
-        let own = heap.add_tier_on("own", own, mem_store(ByteCount::mib(64))).expect("room");
+        let own = heap.add_tier("own", own.store(mem_store(ByteCount::mib(64)))).expect("room");
         assert!(are_right(&numbers(own.tier(), 2 << 20)));
         let more: Vec<Heap> =
             (2..8).map(|n| heap.add_tier(&n.to_string(), config(plain)).expect("room")).collect();

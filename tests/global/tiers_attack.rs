@@ -7,8 +7,9 @@ use crate::common::child::alone;
 use crate::common::faulty::FaultyStore;
 use crate::common::{Dice, StopOnDrop, heap, mem_store, seed, watchdog};
 use allocator_api2::vec::Vec as TierVec;
+use farheap::config::Builder;
 use farheap::store::Op;
-use farheap::{ByteCount, Config, Error, Placement, Tier, scope};
+use farheap::{ByteCount, Error, Heap, Placement, Tier, scope};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
@@ -16,8 +17,8 @@ use std::time::Duration;
 
 const EIO: i32 = 5;
 
-fn config(text: &str) -> Config {
-    Config::parse(text).unwrap_or_else(|error| panic!("{text}: {error}"))
+fn config(text: &str) -> Builder {
+    Heap::builder().parse(text).unwrap_or_else(|error| panic!("{text}: {error}"))
 }
 
 /// Bytes with a pattern, of a tier or of what a scope of one gives.
@@ -187,7 +188,7 @@ fn a_tier_on_a_small_device_that_fails_now_and_then_keeps_its_data() {
         let store = FaultyStore::new(mem_store(ByteCount::mib(40)), 1);
         let device = store.control();
         let text = "far_limit:12MiB,page:16KiB,span:4GiB";
-        let tier = default.add_tier_on("small", config(text), Arc::new(store));
+        let tier = default.add_tier("small", config(text).store(Arc::new(store)));
         let tier = tier.expect("the machine has room");
         let seed = seed(TEST);
         let first_round = AtomicU64::new(0);

@@ -6,7 +6,7 @@
 use crate::common::child::alone;
 use crate::common::{Dice, eventually, heap, seed, watchdog};
 use allocator_api2::alloc::Allocator;
-use farheap::{ByteCount, Config, Far, Heap, Local};
+use farheap::{ByteCount, Far, Heap, Local};
 use std::alloc::Layout;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -111,7 +111,7 @@ fn a_thousand_threads_keep_little_and_idle_ones_nothing() {
         let _watchdog = watchdog("heap_caches", Duration::from_secs(240));
         let text = "far_limit:2GiB,capacity:4GiB,span:64GiB"; // Not what bounds the caches.
         let Some(default) = heap(text) else { return };
-        let config = Config::parse(text).expect("options");
+        let config = Heap::builder().parse(text).expect("options");
         for name in ["one", "two", "three"] {
             default.add_tier(name, config.clone()).expect("the machine has room");
         }

@@ -176,9 +176,9 @@ fn a_store_of_the_programs_own_conflicts_with_options_that_open_one() {
     for text in
         ["device:/dev/sda", "overwrite:on", "dir:/tmp", "capacity:1GiB", "capacity:1GiB,reserve:on"]
     {
-        let config = Config::parse(&format!("far_limit:8MiB,{text}")).expect(text);
+        let options = Heap::builder().parse(&format!("far_limit:8MiB,{text}")).expect(text);
         let store = Arc::new(MemStore::new(ByteCount::mib(16)).expect("address space"));
-        let error = Heap::start_on(config, store).expect_err(text).to_string();
+        let error = options.store(store).start().expect_err(text).to_string();
         assert!(error.contains("conflicts with the program's own store"), "{text}: {error}");
     }
 }

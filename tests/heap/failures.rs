@@ -9,7 +9,7 @@ use crate::common::child::{Ended, alone, case, run, run_under};
 use crate::common::place::{LoopDevice, Tmpfs};
 use crate::common::{eventually, heap, is_root};
 use allocator_api2::vec::Vec as FarVec;
-use farheap::{ByteCount, Config, Error, Far, Heap};
+use farheap::{ByteCount, Error, Far, Heap};
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
@@ -22,7 +22,7 @@ const SHORT: &str = "deadline:3s";
 const PAGE_WORDS: usize = (64 << 10) / 8;
 
 fn start(conf: &str) -> farheap::Result<Heap> {
-    Heap::start(Config::parse(conf).expect("known keys"))
+    Heap::builder().parse(conf).expect("known keys").start()
 }
 
 /// Allocates and writes; `Err` when there is no memory.

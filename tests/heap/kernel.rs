@@ -10,7 +10,7 @@ use crate::common::refuse::{Refused, refuse, refuse_new_calls};
 use crate::common::{Dice, StopOnDrop, bytes, heap, seed};
 use allocator_api2::vec::Vec as FarVec;
 use farheap::region::Advice;
-use farheap::{ByteCount, Config, Error, Far, Heap};
+use farheap::{ByteCount, Error, Far, Heap};
 use std::fs::OpenOptions;
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -161,11 +161,14 @@ fn with_faults_of_user_mode_only_system_calls_fail_and_the_rest_works() {
     let name = "with_faults_of_user_mode_only_system_calls_fail_and_the_rest_works";
     if case(name).is_some() {
         let required =
-            Config::parse("far_limit:8MiB,user_mode:require_kernel").expect("known keys");
-        let error = Heap::start(required).expect_err("refused").to_string();
+            Heap::builder().parse("far_limit:8MiB,user_mode:require_kernel").expect("known keys");
+        let error = required.start().expect_err("refused").to_string();
         assert!(error.contains("/dev/userfaultfd") && error.contains("farheap doctor"), "{error}");
         let mut dice = Dice::new(seed("user mode"));
-        let heap = Heap::start(Config::parse("far_limit:8MiB,capacity:64MiB").expect("known keys"))
+        let heap = Heap::builder()
+            .parse("far_limit:8MiB,capacity:64MiB")
+            .expect("known keys")
+            .start()
             .expect("user mode is enough to start");
         assert!(!heap.region().serves_kernel_faults());
         let source = Buffer::random(4096, &mut dice);
@@ -193,12 +196,12 @@ fn with_faults_of_user_mode_only_system_calls_fail_and_the_rest_works() {
 fn assert_refused() {
     let threads = || std::fs::read_dir("/proc/self/task").expect("/proc").count();
     let before = threads();
-    let error = Heap::start(Config::parse("far_limit:8MiB,capacity:64MiB").expect("known keys"));
+    let error = Heap::builder().parse("far_limit:8MiB,capacity:64MiB").expect("known keys").start();
     println!("start: {}", error.as_ref().expect_err("refused"));
     assert!(crate::common::eventually(|| threads() == before), "threads are left");
     assert!(Heap::running().is_none());
     assert!(FarVec::<u8, Far>::new_in(Far).try_reserve(1).is_err());
-    let again = Heap::start(Config::parse("far_limit:8MiB,capacity:64MiB").expect("known keys"));
+    let again = Heap::builder().parse("far_limit:8MiB,capacity:64MiB").expect("known keys").start();
     assert_eq!(again.expect_err("refused again").to_string(), error.expect_err("").to_string());
 }
 
@@ -212,7 +215,7 @@ fn assert_says(ended: &Ended, parts: &[&str]) {
 fn without_userfaultfd_the_start_fails_and_names_every_way_tried() {
     let name = "without_userfaultfd_the_start_fails_and_names_every_way_tried";
     if case(name).is_some() {
-        let error = Heap::start_from_env().expect_err("refused");
+        let error = Heap::builder().from_env().expect("options").start().expect_err("refused");
         assert!(matches!(error, Error::UffdUnavailable { .. }), "{error}");
         return assert_refused();
     }

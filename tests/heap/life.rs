@@ -118,7 +118,7 @@ fn freeing_evicted_data_returns_the_space_of_the_device() {
 #[test]
 fn a_heap_is_one_a_process_and_ends_only_when_it_is_empty() {
     alone("a_heap_is_one_a_process_and_ends_only_when_it_is_empty", || {
-        let start = |conf| Heap::start(Config::parse(conf).expect("a good configuration"));
+        let start = |conf| Heap::builder().parse(conf).expect("a good configuration").start();
         let Some(first) = heap("far_limit:8MiB,capacity:64MiB") else { return };
         assert_eq!(start("far_limit:16MiB").expect_err("one runs"), Error::AlreadyRunning);
         let kept = numbers(16 * MIB / 8);

@@ -8,7 +8,7 @@ use crate::common::child::cases;
 use crate::common::{bytes, heap, watchdog};
 use allocator_api2::alloc::Allocator;
 use allocator_api2::vec::Vec as FarVec;
-use farheap::{ByteCount, Config, Error, Far, Heap};
+use farheap::{ByteCount, Error, Far, Heap};
 use std::alloc::Layout;
 use std::time::Duration;
 
@@ -23,8 +23,7 @@ fn layout() -> Layout {
 fn recycled_memory_is_zero_when_asked_for_at_every_page_size() {
     let _watchdog = watchdog("heap_zeroed", Duration::from_secs(120));
     for page in [ByteCount::kib(4), ByteCount::kib(64), ByteCount::mib(2)] {
-        let config = Config::builder().far_limit(ByteCount::mib(128)).page(page).build();
-        let heap = match Heap::start(config.expect("a valid configuration")) {
+        let heap = match Heap::builder().far_limit(ByteCount::mib(128)).page(page).start() {
             Ok(heap) => heap,
             Err(Error::UffdUnavailable { reasons }) => {
                 println!("skipped: userfaultfd is not permitted here: {reasons}");

@@ -9,7 +9,7 @@ use crate::work::{check, stamped};
 use crate::{Failure, Plan, Result, Sample, Side, take_turns};
 use allocator_api2::vec::Vec as FarVec;
 use farheap::region::Advice;
-use farheap::{ByteCount, Config, Heap};
+use farheap::{ByteCount, Heap};
 use std::ptr::slice_from_raw_parts;
 use std::time::Duration;
 
@@ -109,13 +109,12 @@ pub(crate) fn short_lived(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
 
 fn start_heap(plan: &Plan) -> Result<Heap> {
     let limit = plan.cache.max(64 * plan.page).max(64 << 20);
-    let config = Config::builder()
+    Heap::builder()
         .far_limit(ByteCount(limit as u64))
         .page(ByteCount(plan.page as u64))
         .dir(&plan.dir)
-        .build()
-        .map_err(Failure::of)?;
-    Heap::start(config).map_err(Failure::of)
+        .start()
+        .map_err(Failure::of)
 }
 
 fn written_row(rows: &mut Vec<Row>, how: &str, turns: usize, bytes: u64) {

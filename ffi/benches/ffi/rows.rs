@@ -53,7 +53,7 @@ impl World {
 
     fn try_start() -> farheap::Result<World> {
         let text = "far_limit:64MiB,capacity:256MiB";
-        let heap = Heap::start(Config::parse(text)?)?;
+        let heap = Heap::builder().parse(text)?.start()?;
         let manager = MemoryManager::start(ByteCount::mib(64))?;
         let dir = tempfile::tempdir().expect("a directory");
         let pool =

@@ -13,7 +13,7 @@ use crate::limited::{self, Limited, Paged};
 use crate::process::cpu_time;
 use crate::work::{Mix, Program};
 use crate::{Failure, Result};
-use farheap::{Config, Far, Heap};
+use farheap::{Far, Heap};
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -133,8 +133,8 @@ fn run(task: &str) -> Result<(u64, u64)> {
 }
 
 fn start(conf: &str, dir: &str) -> Result<Heap> {
-    let builder = Config::builder().dir(dir).parse(conf).map_err(Failure::of)?;
-    let heap = Heap::start(builder.build().map_err(Failure::of)?).map_err(Failure::of)?;
+    let builder = Heap::builder().dir(dir).parse(conf).map_err(Failure::of)?;
+    let heap = builder.start().map_err(Failure::of)?;
     // Where only faults of user mode are permitted nothing goes, and nothing would be measured.
     if !Far::contains(vec![0_u8; 64].as_ptr()) {
         return Err(Failure::Skipped("small objects are not far here".to_owned()));

@@ -7,7 +7,7 @@
 
 use crate::run::Outcome;
 use farheap::store::MemStore;
-use farheap::{ByteCount, Config, FarHeap, Heap, Placement, scope};
+use farheap::{ByteCount, FarHeap, Heap, Placement, scope};
 use farheap_collections::sub::{AllocError, Collective, CollectiveConfig, PerPage, SubAllocator};
 use std::alloc::{GlobalAlloc, Layout};
 use std::ptr::NonNull;
@@ -56,7 +56,7 @@ pub(crate) struct Cost {
 
 /// Measures all; `None` where userfaultfd is not permitted.
 pub(crate) fn measure(quick: bool) -> Outcome<Option<Vec<Cost>>> {
-    let heap = match Heap::start(Config::builder().far_limit(ByteCount::gib(1)).build()?) {
+    let heap = match Heap::builder().far_limit(ByteCount::gib(1)).start() {
         Ok(heap) => heap,
         Err(error) => {
             println!("skipped: {error}");

@@ -11,7 +11,7 @@ use crate::auto;
 use crate::tables::Database;
 use crate::{Failure, Options, Result, broken, load, queries};
 use clap::ValueEnum;
-use farheap::{Config, Heap, Placement};
+use farheap::{Heap, Placement};
 use farheap_segments::Migrator;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
@@ -131,9 +131,8 @@ pub(crate) fn start(options: &Options) -> Result<Heap> {
         }
         error => Failure::of(error),
     };
-    let config = Config::builder().parse(&options.conf).map_err(too_small)?;
-    let config = config.threshold(None).build().map_err(too_small)?;
-    Heap::start(config).map_err(too_small)
+    let builder = Heap::builder().parse(&options.conf).map_err(too_small)?;
+    builder.threshold(None).start().map_err(too_small)
 }
 
 /// On a far tier.

@@ -53,7 +53,7 @@ use clap::Parser;
 use common::Unnamed;
 use failure::{Failure, Result};
 use farheap::region::Advice;
-use farheap::{ByteCount, Config, Heap, Placement};
+use farheap::{ByteCount, Heap, Placement};
 use farheap_segments::{Migrator, Segment};
 use hdrhistogram::Histogram;
 use std::fs::File;
@@ -174,11 +174,11 @@ fn run(options: &Options) -> Result<()> {
 
 /// Rows of segments that migrate between local memory and one far tier.
 fn segment_rows(options: &Options, limit: ByteCount, rows: &mut Vec<Row>) -> Result<()> {
-    let mut config = Config::builder().far_limit(limit);
+    let mut builder = Heap::builder().far_limit(limit);
     if let Some(dir) = &options.dir {
-        config = config.dir(dir);
+        builder = builder.dir(dir);
     }
-    let heap = Heap::start(config.build().map_err(Failure::of)?).map_err(Failure::of)?;
+    let heap = builder.start().map_err(Failure::of)?;
     for (name, work) in [
         ("migrate", migrate as fn(&Options, &Heap) -> Result<Vec<Row>>),
         ("queries", beside),

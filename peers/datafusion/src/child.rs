@@ -11,7 +11,7 @@ use crate::group::MemoryGroup;
 use crate::limited::{self, Limited};
 use crate::process::cpu_time;
 use crate::{Failure, Result};
-use farheap::{Config, Heap};
+use farheap::Heap;
 use std::fmt;
 use std::hash::{DefaultHasher, Hasher};
 use std::process::ExitCode;
@@ -138,8 +138,8 @@ fn run(task: &str) -> Result<(u64, u64)> {
     let heap = if conf.is_empty() {
         None
     } else {
-        let config = Config::builder().parse(conf).and_then(|builder| builder.build());
-        Some(Heap::start(config.map_err(Failure::of)?).map_err(Failure::of)?)
+        let started = Heap::builder().parse(conf).and_then(|builder| builder.start());
+        Some(started.map_err(Failure::of)?)
     };
     let engine = Engine::new()?;
     let bytes = phase("load", heap.as_ref(), || engine.load(scale))?;

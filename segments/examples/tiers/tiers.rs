@@ -5,6 +5,7 @@
 
 use crate::options::Limit;
 use crate::tables::COLUMNS;
+use farheap::config::Builder;
 use farheap::{ByteCount, Config, Error, FarHeap, Heap, Placement};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -58,8 +59,8 @@ impl Definition {
         limit: ByteCount,
         page: Option<ByteCount>,
         is_default: bool,
-    ) -> Result<Config, Error> {
-        let mut builder = Config::builder().far_limit(limit);
+    ) -> Result<Builder, Error> {
+        let mut builder = Heap::builder().far_limit(limit);
         if is_default {
             // Hash tables are local, whatever their size; a definition with a threshold sends them far.
             builder = builder.threshold(None);
@@ -67,7 +68,9 @@ impl Definition {
         if let Some(page) = page {
             builder = builder.page(page);
         }
-        builder.parse(&self.options)?.build()
+        let builder = builder.parse(&self.options)?;
+        builder.clone().build()?;
+        Ok(builder)
     }
 }
 
@@ -215,7 +218,7 @@ impl Tiers {
                 config => config?,
             };
             let heap = match tiers.first() {
-                None => Heap::start(config)?,
+                None => config.start()?,
                 Some(first) => first.heap.add_tier(&definition.name, config)?,
             };
             tiers.push(Tier { name: definition.name.clone(), heap, data });

@@ -43,7 +43,7 @@ enum Home {
 
 impl MemoryManager {
     /// Says where temporary memory goes that does not fit. A far heap that is
-    /// [started under](crate::Heap::start_under) the manager does that by itself.
+    /// [started under](crate::config::Builder::manager) the manager does that by itself.
     pub fn set_spill(&self, spill: Weak<dyn Spill>) {
         *self.shared.host.spill.lock() = Some(spill);
     }

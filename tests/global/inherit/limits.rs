@@ -216,7 +216,7 @@ fn a_heap_starts_whole_or_not_at_all_where_threads_are_limited() {
             break;
         }
         allow_threads(more);
-        match Heap::start(farheap::Config::parse("far_limit:8MiB,capacity:64MiB").expect("valid")) {
+        match Heap::builder().parse("far_limit:8MiB,capacity:64MiB").expect("valid").start() {
             Ok(heap) => {
                 assert!(is_version_in(&data_of(10_000, 1), 0..10_000, 1));
                 heap.shutdown().expect("nothing is in use");

@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "exports functions of C")]
 
 use farheap::allocator_api2::vec::Vec as FarVec;
-use farheap::{Config, Far, FarHeap, Heap};
+use farheap::{Far, FarHeap, Heap};
 use std::ffi::c_int;
 
 #[global_allocator]
@@ -16,8 +16,8 @@ const SKIPPED: c_int = 77;
 // SAFETY: no other function has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn plugin_work() -> c_int {
-    let config = Config::parse("capacity:128MiB").expect("a configuration");
-    let heap = match Heap::start(config) {
+    let options = Heap::builder().parse("capacity:128MiB").expect("a configuration");
+    let heap = match options.start() {
         Ok(heap) => heap,
         Err(error) => {
             println!("skipped: {error}");
