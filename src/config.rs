@@ -1,7 +1,7 @@
 //! Configuration: one builder and one environment variable with the same keys.
 //!
 //! [`Config`] is a checked set of options, made by a [`Builder`], by [`Config::parse`] from text
-//! such as `limit:512MiB,device:/dev/nvme1n1`, or by [`Config::from_env`] from the variable
+//! such as `limit:512MiB,device:/dev/nvme1n1`, or by [`Builder::from_env`] from the variable
 //! `FARHEAP_CONF`. It only describes: it starts nothing, and uses types of the layers below.
 //! Parsing runs at start-up on the ordinary heap.
 //!

@@ -294,18 +294,6 @@ impl Heap {
         process.set(limit, &self.region)
     }
 
-    /// The statistics of all far tiers that run, in total. A sum of maxima is what all had at once at
-    /// most; the page size is zero unless all have the same.
-    #[must_use]
-    pub fn stats_of_all() -> Stats {
-        let all: Vec<Stats> = Heap::tiers().iter().map(Heap::stats).collect();
-        let mut total = all.iter().fold(Stats::default(), |sum, stats| sum.plus(stats));
-        let page = all.first().map(|first| first.page_bytes).unwrap_or_default();
-        let have_one = all.iter().all(|stats| stats.page_bytes == page);
-        total.page_bytes = if have_one { page } else { ByteCount::ZERO };
-        total
-    }
-
     /// The tier that this is: a handle to allocate by, and what a [`Placement`](crate::Placement) names.
     #[must_use]
     pub fn tier(&self) -> Tier {
@@ -388,7 +376,9 @@ impl Heap {
     #[must_use]
     pub fn memory(&self) -> TierMemory {
         let of_arenas = self.while_running(FarArenas::memory).unwrap_or_default();
-        let resident_bytes = ByteCount(of_arenas.resident_bytes.0 + self.resident().0);
+        // A forked child has none.
+        let far = self.region.is_here().then(|| self.region.stats().resident_bytes);
+        let resident_bytes = far.into_iter().chain([of_arenas.resident_bytes]).sum();
         TierMemory { resident_bytes, ..of_arenas }
     }
 
@@ -400,15 +390,10 @@ impl Heap {
     #[must_use]
     pub fn local_memory() -> TierMemory {
         let memory = heap::local_memory();
-        let far: u64 = Heap::tiers().iter().map(|tier| tier.memory().resident_bytes.0).sum();
+        let far: ByteCount = Heap::tiers().iter().map(|tier| tier.memory().resident_bytes).sum();
         let anonymous = Statm::open().ok().and_then(|statm| statm.anonymous());
-        let most = anonymous.map_or(u64::MAX, |all| all.0.saturating_sub(far));
+        let most = anonymous.map_or(u64::MAX, |all| all.0.saturating_sub(far.0));
         TierMemory { resident_bytes: memory.resident_bytes.min(ByteCount(most)), ..memory }
-    }
-
-    /// Far memory of the tier that is resident.
-    fn resident(&self) -> ByteCount {
-        if self.region.is_here() { self.region.stats().resident_bytes } else { ByteCount::ZERO }
     }
 
     /// Asks the tier's arenas something while they exist.

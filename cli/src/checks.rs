@@ -98,7 +98,7 @@ fn configuration(subject: &Subject) -> (Check, Option<Config>) {
     const NAME: &str = "configuration";
     let (source, read) = match &subject.config {
         Some(text) => ("--config", Config::parse(text)),
-        None => (Config::ENV, Config::from_env()),
+        None => (Config::ENV, Config::builder().from_env().and_then(|builder| builder.build())),
     };
     match read {
         Ok(config) => {

@@ -77,7 +77,7 @@ pub(crate) fn scale_factor(text: &str) -> Result<f64, String> {
 pub(crate) fn page(text: &str) -> Result<ByteCount, String> {
     let page = text.parse::<ByteCount>().map_err(|error| error.to_string())?;
     let range = ByteCount::kib(4)..=ByteCount::mib(2);
-    if page.is_power_of_two() && range.contains(&page) {
+    if page.get().is_power_of_two() && range.contains(&page) {
         Ok(page)
     } else {
         Err("a page is a power of two from 4KiB to 2MiB".to_owned())

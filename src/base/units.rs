@@ -4,6 +4,7 @@
 //! or overflow are spelled out and checked.
 
 use std::fmt;
+use std::iter::Sum;
 
 /// A number of bytes.
 ///
@@ -15,6 +16,8 @@ use std::fmt;
 /// let limit: ByteCount = "512MiB".parse()?;
 /// assert_eq!(limit, ByteCount::mib(512));
 /// assert_eq!(limit.to_string(), "512.0 MiB");
+/// assert_eq!([limit, ByteCount::from(4096)].into_iter().sum::<ByteCount>().get(), (512 << 20) + 4096);
+/// assert_eq!(limit.checked_sub(ByteCount::gib(1)), None);
 /// # Ok::<(), farheap::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -64,10 +67,26 @@ impl ByteCount {
         self.0 as usize
     }
 
-    /// True if the count is a power of two.
-    #[must_use]
-    pub const fn is_power_of_two(self) -> bool {
-        self.0.is_power_of_two()
+    /// The sum, if it fits into 64 bits.
+    pub fn checked_add(self, other: ByteCount) -> Option<ByteCount> {
+        self.0.checked_add(other.0).map(ByteCount)
+    }
+
+    /// The difference, if it is not negative.
+    pub fn checked_sub(self, other: ByteCount) -> Option<ByteCount> {
+        self.0.checked_sub(other.0).map(ByteCount)
+    }
+}
+
+impl From<u64> for ByteCount {
+    fn from(bytes: u64) -> ByteCount {
+        ByteCount(bytes)
+    }
+}
+
+impl Sum for ByteCount {
+    fn sum<I: Iterator<Item = ByteCount>>(counts: I) -> ByteCount {
+        ByteCount(counts.map(ByteCount::get).sum())
     }
 }
 

@@ -148,20 +148,12 @@ impl PartialEq for Config {
 impl Eq for Config {}
 
 impl Config {
-    /// The environment variable that [`from_env`](Config::from_env) reads.
+    /// The environment variable that [`from_env`](Builder::from_env) reads.
     pub const ENV: &str = ENV;
 
     /// Returns a builder that holds the defaults.
     pub fn builder() -> Builder {
         Builder::default()
-    }
-
-    /// Reads the environment variable [`ENV`](Config::ENV); the defaults, when it is absent.
-    ///
-    /// # Errors
-    /// As [`Builder::from_env`] and [`Builder::build`].
-    pub fn from_env() -> Result<Config> {
-        Config::builder().from_env()?.build()
     }
 
     /// Reads the text form; keys that are absent have their defaults.

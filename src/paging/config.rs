@@ -202,7 +202,7 @@ impl RegionConfig {
 
     /// Why these settings cannot work, whatever the limit is.
     pub(crate) fn check_settings(&self) -> Result<()> {
-        if !self.page.is_power_of_two() || self.page < PAGE_MIN || self.page > PAGE_MAX {
+        if !self.page.0.is_power_of_two() || self.page < PAGE_MIN || self.page > PAGE_MAX {
             let reason = format!("{} is not a power of two from 4 KiB to 2 MiB", self.page);
             return Err(Error::config("page", reason));
         }

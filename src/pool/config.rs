@@ -184,7 +184,7 @@ impl PoolConfig {
             return Err(Error::config("checksum", reason));
         }
         let page = self.page;
-        if page.is_power_of_two() && (ByteCount::kib(4)..=ByteCount::kib(64)).contains(&page) {
+        if page.0.is_power_of_two() && (ByteCount::kib(4)..=ByteCount::kib(64)).contains(&page) {
             return Ok(());
         }
         Err(Error::config("page", format!("{page} is not a power of two from 4 KiB to 64 KiB")))

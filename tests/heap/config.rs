@@ -211,7 +211,7 @@ fn a_text_overlays_what_the_builder_has() {
 fn the_environment_variable_is_read_and_its_absence_means_the_defaults() {
     const TEST: &str = "the_environment_variable_is_read_and_its_absence_means_the_defaults";
     if case(TEST).is_some() {
-        match Config::from_env() {
+        match Config::builder().from_env().and_then(Builder::build) {
             Ok(config) => println!("read: {config}"),
             Err(error) => println!("refused: {error}"),
         }
@@ -314,7 +314,8 @@ fn a_program_with_more_rights_than_its_caller_ignores_the_variable() {
     if std::env::var_os(CHILD).is_some() {
         let text = std::fs::read_to_string("/proc/self/status").expect("its own status");
         let users = text.lines().find(|line| line.starts_with("Uid:")).expect("users");
-        let config = Config::from_env().expect("what is in the variable is no error");
+        let config = Config::builder().from_env().and_then(Builder::build);
+        let config = config.expect("what is in the variable is no error");
         return println!("as {:?}: {config}", users.split_whitespace().collect::<Vec<_>>());
     }
     if std::fs::metadata("/proc/self").expect("itself").uid() != 0 {
