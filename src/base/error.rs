@@ -66,7 +66,7 @@ pub enum Error {
         errno: i32,
     },
     /// The store has no place left for a page.
-    #[error("{store} is full: all {} pages that it has room for are in use", .pages.0)]
+    #[error("{store} is full: all {} pages that it has room for are in use; enlarge it, or free data", .pages.0)]
     StoreFull {
         /// The store's name.
         store: Arc<str>,
@@ -75,7 +75,7 @@ pub enum Error {
     },
     /// The bytes read are not the bytes written.
     #[error(
-        "checksum mismatch in slot {slot} of {store}: it returned other bytes than were written"
+        "checksum mismatch in slot {slot} of {store}: its bytes are not those written; replace the device"
     )]
     Corrupt {
         /// The store's name.
@@ -84,7 +84,7 @@ pub enum Error {
         slot: u64,
     },
     /// The region has no address range of this size left.
-    #[error("no address range of {len} is left in the region")]
+    #[error("no address range of {len} is left in the region; set a larger `span`")]
     AddressSpace {
         /// Bytes asked for.
         len: ByteCount,
@@ -96,7 +96,7 @@ pub enum Error {
         reason: Cow<'static, str>,
     },
     /// The limit is below what the configuration needs to run.
-    #[error("limit {limit} is below the minimum of {minimum} for this page size")]
+    #[error("limit {limit} is too small: this page size needs {minimum}; or set a smaller `page`")]
     LimitTooSmall {
         /// The limit asked for.
         limit: ByteCount,
@@ -111,7 +111,7 @@ pub enum Error {
     },
     /// A page of a table file does not hold what was written to it.
     #[error(
-        "{page} of {} is corrupt: its checksum is not the one it was written with", .table.display()
+        "{page} of {} is corrupt: its checksum is wrong; overwrite it from the log", .table.display()
     )]
     CorruptPage {
         /// The page.
@@ -122,7 +122,7 @@ pub enum Error {
     /// A page of a table file is not of the same time as the one that refers to it.
     #[error(
         "{page} of {} is older or newer than the page that refers to it: the table was changed after \
-         its last flush, and the changes were cut off by a crash", .table.display()
+         its last flush, and the changes were cut off by a crash; repeat the log", .table.display()
     )]
     StalePage {
         /// The page.
@@ -203,7 +203,7 @@ pub enum Error {
         reason: String,
     },
     /// More consumers than a memory manager can have.
-    #[error("a memory manager has room for {most} consumers; `{name}` would be one too many")]
+    #[error("a memory manager has {most} consumers, and no room for `{name}`: share a pool")]
     TooManyConsumers {
         /// The consumer that wanted to join.
         name: String,
@@ -220,7 +220,7 @@ pub enum Error {
     #[error("a far heap is already running in this process; shut it down before starting another")]
     AlreadyRunning,
     /// No heap is running in this process.
-    #[error("no far heap is running in this process")]
+    #[error("no far heap is running in this process; start one, or end it later")]
     NotRunning,
     /// Far allocations are still in use.
     #[error("{bytes} of far memory are still allocated; free it before the heap is shut down")]
