@@ -16,9 +16,7 @@ use crate::base::local::keep_local;
 use crate::base::sync::{Rank, Ranked};
 use crate::base::units::ByteCount;
 use crate::config::{Builder, Config, Metadata, UserMode};
-use crate::heap::{
-    self, Edges, ExtentSource, FarArenas, FarArenasOptions, TIERS_MAX, Tier, TierMemory,
-};
+use crate::heap::{self, ExtentSource, FarArenas, FarArenasOptions, TIERS_MAX, Tier, TierMemory};
 use crate::paging::region::{self, FaultMode, Region, Stats};
 use crate::store::{BlockStore, Store};
 #[cfg(feature = "network")]
@@ -178,7 +176,7 @@ impl Heap {
         Builder::default()
     }
 
-    /// Adds a far tier to the heap: its own device or store, page size and `far_limit`, as the
+    /// Adds a far tier to the heap: its own device or store and `far_limit`, as the
     /// configuration says, and its own threads. Nothing goes there by itself: programs name it, by [`tier`](Heap::tier).
     ///
     /// The name is for people and for [`tiers`](Heap::tiers): at most 32 letters, digits, `-` and `_`. The
@@ -520,9 +518,8 @@ impl ExtentSource for Region {
         self.extents().reserve(len, align)
     }
 
-    fn commit(&self, ptr: NonNull<u8>, len: ByteCount) -> Option<Edges> {
-        let (head, tail) = self.extents().commit(ptr, len)?;
-        Some(Edges { head, tail })
+    fn commit(&self, ptr: NonNull<u8>, len: ByteCount) -> bool {
+        self.extents().commit(ptr, len)
     }
 
     unsafe fn clear(&self, ptr: NonNull<u8>, len: ByteCount) {
@@ -589,7 +586,7 @@ fn open_store(config: &Config) -> Result<Arc<dyn Store>> {
         let store =
             NetworkStore::open(place, config.capacity(), config.overwrite(), config.deadline())?;
         return match encrypts {
-            true => Ok(Arc::new(EncryptedStore::new(Arc::new(store), config.page())?)),
+            true => Ok(Arc::new(EncryptedStore::new(Arc::new(store), ByteCount::kib(4))?)),
             false => Ok(Arc::new(store)),
         };
     }

@@ -44,11 +44,8 @@ pub(crate) fn device_bytes(data: usize) -> usize {
 }
 
 /// Settings of a region for `data` bytes in `cache` bytes of memory.
-pub(crate) fn config(page: usize, cache: usize, data: usize) -> RegionConfig {
-    RegionConfig::new()
-        .limit(ByteCount(cache as u64))
-        .page(ByteCount(page as u64))
-        .span(ByteCount(data as u64 + (64 << 20)))
+pub(crate) fn config(cache: usize, data: usize) -> RegionConfig {
+    RegionConfig::new().limit(ByteCount(cache as u64)).span(ByteCount(data as u64 + (64 << 20)))
 }
 
 impl Far {

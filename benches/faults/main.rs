@@ -42,7 +42,6 @@ mod work;
 
 use clap::Parser;
 use failure::{Failure, Result};
-use farheap::ByteCount;
 use neighbours::Neighbours;
 pub(crate) use sample::Sample;
 use std::path::PathBuf;
@@ -64,9 +63,6 @@ struct Args {
     /// Lists the rows
     #[arg(long)]
     list: bool,
-    /// Page size of the rows whose page size is not part of the goal
-    #[arg(long, value_name = "SIZE")]
-    page: Option<ByteCount>,
     /// Faulting threads, instead of 1, 2 and 8
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
@@ -120,8 +116,6 @@ pub(crate) struct Plan {
     pub(crate) rounds: usize,
     pub(crate) round: Duration,
     pub(crate) threads: Vec<usize>,
-    pub(crate) page: usize,
-    pub(crate) page_is_given: bool,
     pub(crate) swap: bool,
     pub(crate) dir: PathBuf,
     /// A smoke run.
@@ -145,8 +139,6 @@ impl Plan {
             rounds,
             round: Duration::from_secs_f64(seconds.max(0.001) / rounds as f64),
             threads: args.threads.map_or(vec![1, 2, 8], |threads| vec![threads.clamp(1, 64)]),
-            page: args.page.map_or(64 << 10, |page| page.as_usize()),
-            page_is_given: args.page.is_some(),
             swap: args.swap,
             dir: args.dir.clone().unwrap_or_else(std::env::temp_dir),
             test,
@@ -195,7 +187,7 @@ fn main() -> ExitCode {
     }
     if args.list {
         rows::ALL.iter().for_each(|group| println!("{:14} {}", group.name, group.about));
-        println!("{:14} compares page sizes, install paths, handlers, ways to wait", "tune");
+        println!("{:14} compares install paths, handlers, ways to wait", "tune");
         println!("{:14} what each thread does in a fault", "profile");
         return ExitCode::SUCCESS;
     }

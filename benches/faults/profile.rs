@@ -53,9 +53,8 @@ fn usages() -> BTreeMap<u32, Usage> {
 }
 
 /// The settings that the command line asks for.
-fn config(plan: &Plan, args: &Args, page: usize) -> RegionConfig {
-    let cache = plan.cache.max(64 * page);
-    let config = far::config(page, cache, plan.data);
+fn config(plan: &Plan, args: &Args) -> RegionConfig {
+    let config = far::config(plan.cache, plan.data);
     let poll = args.poll.map_or(config.poll, |us| Some(Duration::from_micros(us)));
     let handlers = args.handlers.unwrap_or(config.handlers);
     let mode = if args.in_thread { FaultMode::InThread } else { FaultMode::Handler };
@@ -72,8 +71,8 @@ pub(crate) fn run(plan: &Plan, args: &Args) -> Result<()> {
         (None, "file") => far::file_store(&plan.dir, plan.data)?,
         (None, _) => far::memory_store(plan.data)?,
     };
-    let page = if plan.page_is_given { plan.page } else { KERNEL_PAGE };
-    let far = Far::stored(config(plan, args, page), store, plan.data)?;
+    let page = KERNEL_PAGE;
+    let far = Far::stored(config(plan, args), store, plan.data)?;
     eprintln!("set up");
     for &threads in &plan.threads {
         let mut mix = Mix::new(Order::Perm, plan.data, page, threads).with_writes(args.writes);

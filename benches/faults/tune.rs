@@ -1,10 +1,11 @@
 //! `tune`: which settings suit the machine, by random read faults.
 //!
-//! Prints one line a combination of page size, install path, handlers and looking for
+//! Prints one line a combination of install path, handlers and looking for
 //! answers; what it said is in `book/src/measurements/fault_rates.md`.
 
 use crate::device::LoopDevice;
 use crate::far::{self, Far};
+use crate::os::KERNEL_PAGE;
 use crate::report::median;
 use crate::work::{Mix, Order, access_timed, new_latencies};
 use crate::{Failure, Plan, Result, Side, take_turns};
@@ -13,8 +14,6 @@ use farheap::store::Store;
 use std::sync::Arc;
 use std::time::Duration;
 
-const PAGES: [usize; 3] = [4 << 10, 16 << 10, 64 << 10];
-
 /// One combination of settings.
 #[derive(Clone, Copy, Debug)]
 struct Setting {
@@ -22,28 +21,18 @@ struct Setting {
     install_name: &'static str,
     handlers: usize,
     poll_us: u64,
-    /// Tried up to this page size: what faults cost beside the copying shows most at 4 KiB.
-    page_max: usize,
 }
 
 /// Copying with the default handlers, and one thing at a time that is different.
-const SETTINGS: [Setting; 5] = [
+const SETTINGS: [Setting; 4] = [
     COPY,
-    Setting { install: Install::Move, install_name: "move", ..COPY },
-    Setting { handlers: 1, ..SMALL },
-    Setting { handlers: 4, ..SMALL },
-    Setting { poll_us: 0, ..SMALL },
+    Setting { handlers: 1, ..COPY },
+    Setting { handlers: 4, ..COPY },
+    Setting { poll_us: 0, ..COPY },
 ];
 
-const COPY: Setting = Setting {
-    install: Install::Copy,
-    install_name: "copy",
-    handlers: 2,
-    poll_us: 200,
-    page_max: PAGES[2],
-};
-
-const SMALL: Setting = Setting { page_max: PAGES[0], ..COPY };
+const COPY: Setting =
+    Setting { install: Install::Copy, install_name: "copy", handlers: 2, poll_us: 200 };
 
 pub(crate) fn run(plan: &Plan) -> Result<()> {
     let plan = Plan {
@@ -60,32 +49,22 @@ pub(crate) fn run(plan: &Plan) -> Result<()> {
         plan.threads
     );
     println!("processor time and latency of a miss in us\n");
-    print!("{:7} {:>6} {:7} {:>8} ", "store", "page", "install", "handlers");
+    print!("{:7} {:7} {:>8} ", "store", "install", "handlers");
     print!("{:>7} ", "poll us");
     plan.threads.iter().for_each(|threads| print!("{:>9} ", format!("{threads} thr")));
     println!("{:>7} {:>7} {:>7}", "cpu us", "p50", "p99");
-    for page in PAGES {
-        sweep(&plan, "memory", page, &|| far::memory_store(plan.data))?;
-    }
+    sweep(&plan, "memory", &|| far::memory_store(plan.data))?;
     let device = LoopDevice::create(far::device_bytes(plan.data))?;
-    for page in PAGES {
-        sweep(&plan, "loop", page, &|| far::device_store(device.path()))?;
-    }
-    Ok(())
+    sweep(&plan, "loop", &|| far::device_store(device.path()))
 }
 
-fn sweep(
-    plan: &Plan,
-    name: &str,
-    page: usize,
-    store: &dyn Fn() -> Result<Arc<dyn Store>>,
-) -> Result<()> {
-    for setting in SETTINGS.iter().filter(|setting| page <= setting.page_max) {
+fn sweep(plan: &Plan, name: &str, store: &dyn Fn() -> Result<Arc<dyn Store>>) -> Result<()> {
+    for setting in &SETTINGS {
         let &Setting { install, install_name, handlers, poll_us, .. } = setting;
         let poll = Duration::from_micros(poll_us);
-        let base = far::config(page, plan.cache, plan.data);
+        let base = far::config(plan.cache, plan.data);
         let config = base.install(install).handlers(handlers).poll(poll);
-        print!("{name:7} {:>5}K {install_name:7} {handlers:>8} ", page >> 10);
+        print!("{name:7} {install_name:7} {handlers:>8} ");
         print!("{poll_us:>7} ");
         match measure(plan, config, store()?) {
             Err(Failure::Skipped(why)) => println!("skipped: {why}"),
@@ -97,7 +76,7 @@ fn sweep(
 
 /// Measures one combination and prints the rest of its line.
 fn measure(plan: &Plan, config: RegionConfig, store: Arc<dyn Store>) -> Result<()> {
-    let page = config.page.as_usize();
+    let page = KERNEL_PAGE;
     let far = Far::stored(config, store, plan.data)?;
     for &threads in &plan.threads {
         let mut mix = Mix::new(Order::Random, plan.data, page, threads);

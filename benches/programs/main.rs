@@ -4,7 +4,7 @@
 //! cargo bench --bench programs                          # 32 MiB of data each, some minutes
 //! cargo bench --bench programs -- --program hash_map --paper     # 1 Mi values of 100 bytes
 //! cargo bench --bench programs -- --size 1GiB --times 4 --rounds 1
-//! cargo bench --bench programs -- --conf page:4KiB      # with a configuration of one's own
+//! cargo bench --bench programs -- --conf readahead:off  # with a configuration of one's own
 //! cargo bench --bench programs -- --test                # does it work? seconds
 //! ```
 //! Every side runs the same program in a process of its own, in turns, each in a memory control group of the

@@ -102,13 +102,13 @@ fn configuration(subject: &Subject) -> (Check, Option<Config>) {
     };
     match read {
         Ok(config) => {
-            let found = format!("limit {}, page {}", config.far_limit(), config.page());
+            let found = format!("limit {}", config.far_limit());
             (Check::new(NAME, Verdict::Pass, found), Some(config))
         }
         Err(error) => {
             let check = Check::new(NAME, Verdict::Fail, error.to_string())
                 .meaning(format!("read from {source}; farheap refuses to start with it"))
-                .repair_when("example:", "export FARHEAP_CONF=far_limit:1GiB,page:64KiB");
+                .repair_when("example:", "export FARHEAP_CONF=far_limit:1GiB");
             (check, None)
         }
     }

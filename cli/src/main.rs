@@ -68,7 +68,7 @@ struct Doctor {
     /// Directory for the temporary file that is to keep evicted pages
     #[arg(long, value_name = "PATH", value_hint = ValueHint::DirPath)]
     dir: Option<PathBuf>,
-    /// Configuration to check instead of FARHEAP_CONF, such as `far_limit:1GiB,page:4KiB`
+    /// Configuration to check instead of FARHEAP_CONF, such as `far_limit:1GiB`
     #[arg(long, value_name = "TEXT")]
     config: Option<String>,
     /// Print one JSON object instead of the table

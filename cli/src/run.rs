@@ -48,9 +48,6 @@ pub(crate) struct Run {
     /// Block device, file or server (nbd://HOST/EXPORT) that keeps evicted pages; its contents are lost
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     device: Option<String>,
-    /// Page size, from 4KiB to 2MiB
-    #[arg(long, value_name = "SIZE")]
-    page: Option<String>,
     /// More options, such as `dir:/var/tmp,threshold:64KiB`
     #[arg(long, value_name = "TEXT")]
     config: Option<String>,
@@ -130,12 +127,10 @@ fn configuration(options: &Run) -> Result<Config, String> {
         if let Some(limit) = &options.limit {
             builder = builder.set("limit", limit)?;
         }
-        for (key, value) in [("device", &options.device), ("page", &options.page)] {
-            if let Some(value) = value {
-                // As text, so that a device takes the place of a directory that was named before.
-                let quoted = value.replace('"', "\"\"");
-                builder = builder.parse(&format!("{key}:\"{quoted}\""))?;
-            }
+        if let Some(device) = &options.device {
+            // As text, so that a device takes the place of a directory that was named before.
+            let quoted = device.replace('"', "\"\"");
+            builder = builder.parse(&format!("device:\"{quoted}\""))?;
         }
         Ok(builder)
     };

@@ -344,11 +344,10 @@ fn print_tier(
     )?;
     writeln!(
         text,
-        "  far        {} in use, {} of it allocated in blocks, {} on the device, pages of {}, {} of tables",
+        "  far        {} in use, {} of it allocated in blocks, {} on the device, {} of tables",
         tier.bytes("committed_bytes"),
         tier.bytes("allocated_bytes"),
         tier.bytes("stored_bytes"),
-        tier.bytes("page_bytes"),
         tier.bytes("metadata_bytes"),
     )?;
     writeln!(

@@ -73,17 +73,6 @@ pub(crate) fn scale_factor(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Reads a page size.
-pub(crate) fn page(text: &str) -> Result<ByteCount, String> {
-    let page = text.parse::<ByteCount>().map_err(|error| error.to_string())?;
-    let range = ByteCount::kib(4)..=ByteCount::mib(2);
-    if page.get().is_power_of_two() && range.contains(&page) {
-        Ok(page)
-    } else {
-        Err("a page is a power of two from 4KiB to 2MiB".to_owned())
-    }
-}
-
 /// Processors that this process may use.
 pub(crate) fn cores() -> i32 {
     thread::available_parallelism().map_or(1, |cores| i32::try_from(cores.get()).unwrap_or(1))

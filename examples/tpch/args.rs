@@ -1,9 +1,8 @@
 //! The command line: what may be asked for, checked before anything runs.
 
 use crate::answers::Query;
-use crate::options::{Compare, Limit, cores, page, scale_factor};
+use crate::options::{Compare, Limit, cores, scale_factor};
 use clap::Parser;
-use farheap::ByteCount;
 use std::path::PathBuf;
 
 /// Threads beyond this only cost memory.
@@ -21,7 +20,7 @@ const THREADS_MAX: i64 = 1_024;
     max_term_width = 100,
     after_help = "Exit status: 0 all answers right and the limit held, 1 otherwise, 2 wrong use, \
                   3 userfaultfd is not permitted (`farheap doctor` says how to permit it).\n\n\
-                  FARHEAP_CONF, as in FARHEAP_CONF=far_limit:512MiB,device:/dev/nvme1n1,page:64KiB, is \
+                  FARHEAP_CONF, as in FARHEAP_CONF=far_limit:512MiB,device:/dev/nvme1n1, is \
                   the configuration to start from; options override it.",
     after_long_help = "Exit status:\n  \
           0  all answers right and the limit held\n  \
@@ -30,7 +29,7 @@ const THREADS_MAX: i64 = 1_024;
           3  userfaultfd is not permitted; `farheap doctor` says how to permit it\n\n\
         Environment:\n  \
           FARHEAP_CONF  the configuration to start from, as in\n                \
-          far_limit:512MiB,device:/dev/nvme1n1,page:64KiB; options override it\n\n\
+          far_limit:512MiB,device:/dev/nvme1n1; options override it\n\n\
         Examples:\n  \
           tpch                               scale factor 1, a quarter of the data resident\n  \
           tpch -s 10 --limit 1GiB --device /dev/nvme1n1\n  \
@@ -51,10 +50,6 @@ pub(crate) struct Args {
     /// unlinked temporary file]
     #[arg(short, long, value_name = "PATH")]
     pub(crate) device: Option<PathBuf>,
-
-    /// Bytes that move at once: a power of two from 4KiB to 2MiB [default: the library's]
-    #[arg(short, long, value_name = "SIZE", value_parser = page, allow_hyphen_values = true)]
-    pub(crate) page: Option<ByteCount>,
 
     /// How often each query runs
     #[arg(short, long, value_name = "N", default_value_t = 3)]
@@ -143,8 +138,6 @@ mod tests {
             ["--limit", "NaN%"],
             ["--limit", "-5MiB"],
             ["--limit", "a quarter"],
-            ["--page", "3KiB"],
-            ["--page", "4MiB"],
             ["--runs", "0"],
             ["--runs", "-1"],
             ["--threads", "0"],

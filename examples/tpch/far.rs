@@ -28,7 +28,6 @@ pub(crate) struct Options {
     /// When neither the command line nor `FARHEAP_CONF` has a limit.
     pub(crate) limit_default: ByteCount,
     pub(crate) device: Option<PathBuf>,
-    pub(crate) page: Option<ByteCount>,
 }
 
 impl Options {
@@ -40,9 +39,6 @@ impl Options {
         }
         if let Some(device) = &self.device {
             builder = builder.device(device);
-        }
-        if let Some(page) = self.page {
-            builder = builder.page(page);
         }
         builder.start()
     }

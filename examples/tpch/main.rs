@@ -65,7 +65,6 @@ fn run(args: &Args) -> Result<Report, Failure> {
         limit: args.limit.map(|limit| limit.of(plan.bytes())),
         limit_default: LIMIT_DEFAULT.of(plan.bytes()),
         device: args.device.clone(),
-        page: args.page,
     })?;
     let limit = tier.stats().limit_bytes;
     print_job(args, &plan, limit);

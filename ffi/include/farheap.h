@@ -169,8 +169,6 @@ typedef struct farheap_config {
     uint64_t capacity;
     /* whether the space of a file is taken from its file system at start-up; default off */
     farheap_switch reserve;
-    /* the page size in bytes; power of two, 4KiB to 2MiB; default 4KiB */
-    uint64_t page;
     /* the size in bytes from which the global allocator places allocations in far memory; size, 0
      * for all, or off; default 64KiB */
     uint64_t threshold;
@@ -208,7 +206,7 @@ typedef struct farheap_config {
 
 #define FARHEAP_CONFIG_INIT \
     { sizeof(farheap_config), 0, 0, 0, 0, FARHEAP_DEFAULT, 0, 0, FARHEAP_DEFAULT, 0, 0, 0, \
-      0, FARHEAP_DEFAULT, 0, 0, 0, FARHEAP_DEFAULT, 0, FARHEAP_DEFAULT, 0, 0, 0, \
+      FARHEAP_DEFAULT, 0, 0, 0, FARHEAP_DEFAULT, 0, FARHEAP_DEFAULT, 0, 0, 0, \
       FARHEAP_DEFAULT }
 
 /* Checks a text form; NULL and "" are the defaults. FARHEAP_E_CONFIG names the key. */
@@ -242,7 +240,7 @@ farheap_status farheap_start_env_abi(uint32_t abi, farheap_heap **out) FARHEAP_N
 
 /* Another handle of the heap that runs; FARHEAP_E_NOT_RUNNING if none does. */
 farheap_status farheap_running(farheap_heap **out) FARHEAP_NOEXCEPT;
-/* Adds a far tier to the heap: with a device, page size and limit of its own, from a text form. What it
+/* Adds a far tier to the heap: with a device and limit of its own, from a text form. What it
  * gives is a handle of that tier, for hints, statistics and farheap_heap_placement(). Nothing goes there
  * unless it is asked for. The name is 1 to 32 letters, digits, '-' and '_'; up to 7 further tiers. */
 farheap_status farheap_add_tier(farheap_heap *heap, const char *name, const char *config,
@@ -404,8 +402,6 @@ typedef struct farheap_stats {
      * tables. In proportion to the pages and slots in use; what is left of others is given back
      * within a second or when memory is short. */
     uint64_t metadata_bytes;
-    /* Bytes of one page. */
-    uint64_t page_bytes;
     /* Bytes of the pages that hold live data, resident or not. */
     uint64_t committed_bytes;
     /* Bytes of device space in use. */
@@ -568,13 +564,14 @@ typedef struct farheap_suballocator {
 } farheap_suballocator;
 
 farheap_status farheap_collective_new_abi(uint32_t abi, const char *config, uint64_t local_bytes,
+                                          uint64_t page_bytes,
                                           farheap_collective **out) FARHEAP_NOEXCEPT;
-/* Makes a collective with `local_bytes` of purely-local memory and a region that a text form
- * describes: `limit` is its page cache, `page` 4 KiB unless set, `span` 64 GiB unless set. */
-farheap_status farheap_collective_new(const char *config, uint64_t local_bytes,
+/* Makes a collective with `local_bytes` of purely-local memory, pages of `page_bytes` (a power of two from 4096 to
+ * 2 MiB; 0: 4096), and a region that a text form describes: `limit` is its page cache, `span` 64 GiB unless set. */
+farheap_status farheap_collective_new(const char *config, uint64_t local_bytes, uint64_t page_bytes,
                                       farheap_collective **out) FARHEAP_NOEXCEPT;
-#define farheap_collective_new(config, local_bytes, out) \
-    farheap_collective_new_abi(FARHEAP_ABI_VERSION, config, local_bytes, out)
+#define farheap_collective_new(config, local_bytes, page_bytes, out) \
+    farheap_collective_new_abi(FARHEAP_ABI_VERSION, config, local_bytes, page_bytes, out)
 /* Ends a collective with everything in it. NULL does nothing. */
 farheap_status farheap_collective_free(farheap_collective *collective) FARHEAP_NOEXCEPT;
 

@@ -1357,9 +1357,9 @@ inline constexpr kind new_per_page = kind::new_per_page;
 // with the last of them.
 class collective {
 public:
-    collective(const char *config, std::uint64_t local_bytes) {
+    collective(const char *config, std::uint64_t local_bytes, std::uint64_t page_bytes = 0) {
         farheap_collective *handle = nullptr;
-        detail::check(farheap_collective_new(config, local_bytes, &handle));
+        detail::check(farheap_collective_new(config, local_bytes, page_bytes, &handle));
         handle_ = std::shared_ptr<farheap_collective>(handle, farheap_collective_free);
     }
     bool contains(const void *ptr) const noexcept {

@@ -144,10 +144,12 @@ unsafe fn on<T: Copy>(
 pub unsafe extern "C" fn farheap_collective_new(
     config: *const c_char,
     local_bytes: u64,
+    page_bytes: u64,
     out: *mut *mut farheap_collective,
 ) -> farheap_status {
+    let abi = FARHEAP_ABI_VERSION;
     // SAFETY: as the caller promises.
-    unsafe { farheap_collective_new_abi(FARHEAP_ABI_VERSION, config, local_bytes, out) }
+    unsafe { farheap_collective_new_abi(abi, config, local_bytes, page_bytes, out) }
 }
 
 #[unsafe(no_mangle)]
@@ -155,20 +157,25 @@ pub unsafe extern "C" fn farheap_collective_new_abi(
     abi: u32,
     config: *const c_char,
     local_bytes: u64,
+    page_bytes: u64,
     out: *mut *mut farheap_collective,
 ) -> farheap_status {
     call(|| {
         abi::check(abi)?;
         check_out(out)?;
         let defaults = CollectiveConfig::default_region();
-        let builder = Config::builder().page(defaults.page).span(defaults.span);
+        let builder = Config::builder().span(defaults.span);
         // SAFETY: NULL or a string, as the caller promises.
         let config = unsafe { parse(builder, config) }?.build()?;
         if local_bytes > 1 << 46 {
             return Err(Failure::argument(format!("{local_bytes} bytes of local memory")));
         }
         let store = config.open_store()?;
-        let parts = CollectiveConfig::new().local(ByteCount(local_bytes)).region(config.region());
+        let mut parts =
+            CollectiveConfig::new().local(ByteCount(local_bytes)).region(config.region());
+        if page_bytes != 0 {
+            parts = parts.page(ByteCount(page_bytes));
+        }
         let handle = handle::create::<farheap_collective>(Collective::create(parts, store)?)?;
         // SAFETY: checked above.
         unsafe { write(out, handle) }

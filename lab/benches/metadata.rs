@@ -149,8 +149,8 @@ impl Work {
     /// may be half of it. Most of them are the kernel's page tables.
     fn limit(self, options: &Options) -> ByteCount {
         const LEAST: ByteCount = ByteCount::mib(16);
-        /// 1/PART of what is allocated: 2.3 MiB a GiB.
-        const PART: usize = 440;
+        /// 1/PART of what is allocated: 10 MiB a GiB.
+        const PART: usize = 100;
         let blocks = self.count(options) * self.sizes().1;
         LEAST.max(ByteCount((2 * blocks / PART) as u64))
     }
@@ -159,7 +159,7 @@ impl Work {
         let metadata = if options.together { Metadata::Far } else { Metadata::Local };
         // Blocks that are not written take address space and room on the device, which is a sparse file.
         let text = match (self.is_written(), options.paper) {
-            (true, _) => "page:256KiB",
+            (true, _) => "",
             (_, true) => "far_limit:256MiB,capacity:4TiB",
             _ => "far_limit:256MiB,capacity:64GiB",
         };

@@ -406,7 +406,7 @@ impl InFar {
             return if all_free { Err(libc::EEXIST) } else { Ok(()) };
         };
         let len = ByteCount(self.len as u64);
-        match heap.region().claim_part_pages(self.start, len, all_free) {
+        match heap.region().claim(self.start, len, all_free) {
             Ok(Some(claimed)) => {
                 FAR.fetch_add(claimed.as_usize(), Ordering::Relaxed);
                 // A system call of the program's own may have mapped something there.
@@ -434,13 +434,13 @@ fn map_far(len: usize, protection: c_int) -> Option<NonNull<u8>> {
     let heap = Heap::running()?;
     let is_large = len >= FAR_FROM.load(Ordering::Relaxed) && heap.threshold().is_some();
     let len = len.checked_next_multiple_of(PAGE).filter(|_| is_large)?;
-    let start = heap.region().map_part_pages(ByteCount(len as u64)).ok()?;
+    let start = heap.region().map(ByteCount(len as u64)).ok()?;
     if protection != READ_WRITE
         // SAFETY: nobody has this memory yet.
         && unsafe { kernel_mprotect(start.as_ptr().cast(), len, protection) } != 0
     {
         // SAFETY: as above.
-        let _ = unsafe { heap.region().unmap_part_pages(start, ByteCount(len as u64)) };
+        let _ = unsafe { heap.region().unmap_parts(start, ByteCount(len as u64)) };
         return None; // The process has too many mappings.
     }
     FAR.fetch_add(len, Ordering::Relaxed);
@@ -520,7 +520,7 @@ unsafe fn unmap_far(there: &InFar) {
         (0..there.len).step_by(PAGE).for_each(|at| _ = open(at, PAGE));
     }
     // SAFETY: as the caller promises.
-    if let Ok(mapped) = unsafe { heap.region().unmap_part_pages(there.start, len) } {
+    if let Ok(mapped) = unsafe { heap.region().unmap_parts(there.start, len) } {
         FAR.fetch_sub(mapped.as_usize(), Ordering::Relaxed);
     }
 }

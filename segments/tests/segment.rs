@@ -84,8 +84,8 @@ fn segments_move_through_several_tiers() {
         let config = Heap::builder().parse(conf).expect("options");
         alone.heap.add_tier(name, config).expect("a tier")
     };
-    let small = tier("small", "far_limit:8MiB,capacity:64MiB,page:4KiB");
-    let large = tier("large", "far_limit:16MiB,capacity:64MiB,page:256KiB");
+    let small = tier("small", "far_limit:8MiB,capacity:64MiB");
+    let large = tier("large", "far_limit:16MiB,capacity:64MiB");
     let segments: Vec<_> = (0..12).map(|salt| segment(salt, 2 * MIB / 8, Placement::Far)).collect();
     for to in [&small, &large, &small] {
         let placement = Placement::Tier(to.tier());
@@ -382,7 +382,7 @@ fn what_is_written_out_is_right_while_it_is_read_on_its_way() {
     let store = FaultyStore::new(mem_store(ByteCount::mib(128)), seed);
     let faults = store.control();
     faults.delay(Duration::from_millis(2));
-    let options = Heap::builder().parse("far_limit:24MiB,page:64KiB").expect("options");
+    let options = Heap::builder().parse("far_limit:24MiB").expect("options");
     let slow = alone.heap.add_tier("slow", options.store(Arc::new(store))).expect("a tier");
     let tiers = [Placement::Local, Placement::Far, Placement::Tier(slow.tier())];
     let segments: Vec<_> = (0..SEGMENTS).map(|salt| segment(salt, LEN, Placement::Local)).collect();

@@ -96,7 +96,7 @@ pub enum Error {
         reason: Cow<'static, str>,
     },
     /// The limit is below what the configuration needs to run.
-    #[error("limit {limit} is too small: this page size needs {minimum}; or set a smaller `page`")]
+    #[error("limit {limit} is too small: a heap needs {minimum}")]
     LimitTooSmall {
         /// The limit asked for.
         limit: ByteCount,

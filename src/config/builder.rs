@@ -37,9 +37,9 @@ pub struct Builder {
 /// # Examples
 /// ```
 /// use farheap::{ByteCount, Config};
-/// let config = Config::builder().limit(ByteCount::mib(512)).page(ByteCount::kib(256)).build()?;
+/// let config = Config::builder().limit(ByteCount::mib(512)).handlers(4).build()?;
 /// assert_eq!(config.limit(), Some(ByteCount::mib(512)));
-/// assert_eq!(Config::parse("limit:512MiB,page:256KiB")?, config);
+/// assert_eq!(Config::parse("limit:512MiB,handlers:4")?, config);
 /// # Ok::<(), farheap::Error>(())
 /// ```
 #[derive(Clone, Debug)]
@@ -395,13 +395,13 @@ impl Options {
     }
 
     fn check_sizes(&self) -> Result<()> {
-        let region = RegionConfig::new().page(self.page).span(self.span);
+        let region = RegionConfig::new().span(self.span);
         region.handlers(self.handlers.map_or(1, usize::from)).check_settings()?;
         if let Some(capacity) = self.capacity {
             if capacity > CAPACITY_MAX {
                 return Err(invalid("capacity", format!("must be at most {CAPACITY_MAX}")));
             }
-            if capacity < self.page {
+            if capacity < ByteCount::kib(4) {
                 return Err(invalid("capacity", "must be at least one page"));
             }
         }
@@ -450,7 +450,7 @@ impl<F: FnOnce() -> probe::Memory> LimitBasis<F> {
             asked => Some(self.bytes("limit", asked)?),
         };
         let node = self.node_total().map(|total| ByteCount(total.0 / 2));
-        let minimum = RegionConfig::limit_min(options.page);
+        let minimum = RegionConfig::LIMIT_MIN;
         let far = match (options.far_limit, limit) {
             (Limit::Auto | Limit::Off, Some(limit)) => {
                 // What others have of the group they may give back.

@@ -103,15 +103,6 @@ macro_rules! for_options {
             { store c switch reserve, "", "",
               "others may fill the file system: take the space at start-up" };
 
-        /// A power of two from 4 KiB to 2 MiB.
-        ///
-        /// Default: 4 KiB. Larger where far memory is many times the limit, because its tables are
-        /// smaller, or where most of it is used in order.
-        page: value(ByteCount) = ByteCount::kib(4),
-            "the page size in bytes",
-            { region c bytes page, "power of two, `4KiB` to `2MiB`", "",
-              "small for pointers, large for scans" };
-
         /// With `None` (`off` in text) no size does, only explicit requests and thread scopes. With 0
         /// every allocation does, small objects as well. What
         /// farheap and jemalloc keep about memory stays local, as does all that was allocated before

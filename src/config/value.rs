@@ -9,8 +9,8 @@ use crate::store::Wipe;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// How alike two words must be for one to be suggested for the other, from 0 to 1: `pgae` and
-/// `page` reach 0.93, `limit` and `dir` 0.51.
+/// How alike two words must be for one to be suggested for the other, from 0 to 1: `limt` and
+/// `limit` reach 0.95, `limit` and `dir` 0.51.
 const LIKENESS_MIN: f64 = 0.75;
 
 /// The environment variable of the configuration.

@@ -104,14 +104,9 @@ impl ArenaSet {
         // Above the sizes that share extents: other threads may have used, and freed, a small block
         // of an extent that was committed for this one.
         let large = size > magazine::SMALL_MAX;
-        let old = committed.filter(|_| large).and_then(|all| all.old_parts(ptr.addr(), size));
-        let Some(old) = old else {
+        if !large || !committed.has(ptr.addr(), size) {
             // SAFETY: as the caller promises.
-            return unsafe { self.clear(ptr, size) };
-        };
-        for (start, len) in old {
-            // SAFETY: a part of the block.
-            unsafe { self.clear(ptr.with_addr(start), len) }
+            unsafe { self.clear(ptr, size) }
         }
     }
 

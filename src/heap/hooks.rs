@@ -17,8 +17,8 @@
 //! 3. After a refused `commit`, the same allocation gets no new address space: without this,
 //!    every failing allocation would grow the arena.
 //! 4. jemalloc is told that committed memory reads as zero, but never asked for zeroed memory of an
-//!    arena with these hooks: it would rely on that, or clear pages under its locks. What `commit`
-//!    leaves to be cleared is noted for the allocation under way ([`CommittedRange`]).
+//!    arena with these hooks: it would rely on that, or clear pages under its locks. What was
+//!    committed for the allocation under way is noted ([`CommittedRange`]), and need not be cleared.
 
 #![expect(unsafe_code, reason = "is called by jemalloc; declares the unsafe call that clears")]
 
@@ -33,21 +33,12 @@ use std::ffi::{c_uint, c_void};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-/// The parts of a committed range that may hold bytes of an earlier use, because their pages are
-/// shared with other extents: its first `head` and its last `tail` bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Edges {
-    pub(crate) head: usize,
-    pub(crate) tail: usize,
-}
-
 /// A source of far address space for one arena set.
 ///
 /// Called from extent hooks, that is with jemalloc's arena locks held: nothing here may allocate
 /// from the heap it serves or wait for a device.
 ///
-/// All addresses and lengths are multiples of 4 KiB (jemalloc's page), not of the tier's page
-/// size; the implementation keeps track of pages that are only partly given back.
+/// All addresses and lengths are multiples of 4 KiB.
 pub(crate) trait ExtentSource: Send + Sync {
     /// First address of the reservation; "is this pointer far?" is one compare.
     fn base(&self) -> usize;
@@ -60,9 +51,8 @@ pub(crate) trait ExtentSource: Send + Sync {
     fn reserve(&self, len: ByteCount, align: ByteCount) -> Option<NonNull<u8>>;
 
     /// Charges `[ptr, ptr + len)` against the tier's capacity, before its first use. It reads as
-    /// zero afterwards, but for its [`Edges`]: to clear those would bring shared pages in. Returns
-    /// `None`, changing nothing, when limit and device together could not keep it.
-    fn commit(&self, ptr: NonNull<u8>, len: ByteCount) -> Option<Edges>;
+    /// zero afterwards. `false`, and nothing has changed: limit and device together could not keep it.
+    fn commit(&self, ptr: NonNull<u8>, len: ByteCount) -> bool;
 
     /// Makes `[ptr, ptr + len)`, which is committed, read as zero. This may wait for a device: not
     /// to be called from a hook.
@@ -164,24 +154,26 @@ impl Hooks {
         self.source().reserve(ByteCount(len as u64), ByteCount(align as u64))
     }
 
-    fn reserve_committed(&self, size: usize, align: usize) -> Option<(NonNull<u8>, Edges)> {
+    fn reserve_committed(&self, size: usize, align: usize) -> Option<NonNull<u8>> {
         let ptr = self.reserve(size, align)?;
-        let edges = self.commit(ptr, size);
-        if edges.is_none() {
-            self.release(ptr, size);
+        if self.commit(ptr, size) {
+            return Some(ptr);
         }
-        edges.map(|edges| (ptr, edges))
+        self.release(ptr, size);
+        None
     }
 
     fn release(&self, ptr: NonNull<u8>, len: usize) {
         self.source().release(ptr, ByteCount(len as u64));
     }
 
-    fn commit(&self, ptr: NonNull<u8>, len: usize) -> Option<Edges> {
-        let edges = self.source().commit(ptr, ByteCount(len as u64))?;
-        self.committed.fetch_add(len as u64, Relaxed);
-        note_committed(CommittedRange { start: ptr.addr().get(), len, edges });
-        Some(edges)
+    fn commit(&self, ptr: NonNull<u8>, len: usize) -> bool {
+        let is_committed = self.source().commit(ptr, ByteCount(len as u64));
+        if is_committed {
+            self.committed.fetch_add(len as u64, Relaxed);
+            note_committed(CommittedRange { start: ptr.addr().get(), len });
+        }
+        is_committed
     }
 
     /// Makes memory of the arena read as zero; may wait for a device.
@@ -201,28 +193,19 @@ impl Hooks {
     }
 }
 
-/// A range that a source has committed: it reads as zero, but for its edges.
+/// A range that a source has committed: it reads as zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CommittedRange {
     start: usize,
     len: usize,
-    edges: Edges,
 }
 
 impl CommittedRange {
-    const NOTHING: CommittedRange =
-        CommittedRange { start: 0, len: 0, edges: Edges { head: 0, tail: 0 } };
+    const NOTHING: CommittedRange = CommittedRange { start: 0, len: 0 };
 
-    /// The parts of `[start, start + len)` that may hold old bytes: address and length, empty ones
-    /// too. `None`: not all of it was committed.
-    pub(super) fn old_parts(self, start: usize, len: usize) -> Option<[(usize, usize); 2]> {
-        let (end, all_end) = (start + len, self.start + self.len);
-        if start < self.start || end > all_end {
-            return None;
-        }
-        let head_end = (self.start + self.edges.head).clamp(start, end);
-        let tail_start = (all_end - self.edges.tail).clamp(head_end, end);
-        Some([(start, head_end - start), (tail_start, end - tail_start)])
+    /// True if all of `[start, start + len)` was committed.
+    pub(super) fn has(self, start: usize, len: usize) -> bool {
+        self.start <= start && start + len <= self.start + self.len
     }
 }
 
@@ -256,10 +239,9 @@ fn note_committed(committed: CommittedRange) {
     NOTES.with(|notes| notes.committed.set(committed));
 }
 
-/// Memory that sources have committed on this thread since the last call, the last of it if anything.
-pub(super) fn take_committed() -> Option<CommittedRange> {
-    let committed = NOTES.with(|notes| notes.committed.replace(CommittedRange::NOTHING));
-    (committed != CommittedRange::NOTHING).then_some(committed)
+/// Memory that sources have committed on this thread since the last call: the last of it, or nothing.
+pub(super) fn take_committed() -> CommittedRange {
+    NOTES.with(|notes| notes.committed.replace(CommittedRange::NOTHING))
 }
 
 /// Does what a hook was called for, pinned local; `None` in a forked child, which has nothing of the source.
@@ -297,7 +279,7 @@ unsafe extern "C" fn alloc(
     // SAFETY: jemalloc passes a valid pointer.
     let wants_commit = unsafe { commit.read() };
     let reserve = |this: &Hooks| match wants_commit {
-        true => this.reserve_committed(size, align).map(|(ptr, _)| ptr),
+        true => this.reserve_committed(size, align),
         false => this.reserve(size, align),
     };
     // SAFETY: called by jemalloc with the table of a living `Hooks`.
@@ -320,17 +302,7 @@ unsafe extern "C" fn alloc_metadata(
     if !new_addr.is_null() {
         return ptr::null_mut();
     }
-    let reserve = |this: &Hooks| {
-        let (ptr, Edges { head, tail }) = this.reserve_committed(size, align)?;
-        // jemalloc asks for multiples of 2 MiB, at such addresses: a region's pages are never larger, so
-        // that none is shared, and nothing is cleared.
-        for (from, len) in [(0, head), (size - tail, tail)].into_iter().filter(|(_, len)| *len > 0)
-        {
-            // SAFETY: inside of the range, which is nobody's yet.
-            unsafe { this.clear(at(ptr.as_ptr().cast(), from), len) };
-        }
-        Some(ptr)
-    };
+    let reserve = |this: &Hooks| this.reserve_committed(size, align);
     // SAFETY: called by jemalloc with the table of a living `Hooks`.
     let Some(ptr) = unsafe { serve(hooks, reserve) }.flatten() else { return ptr::null_mut() };
     // SAFETY: jemalloc passes a valid pointer.
@@ -392,7 +364,7 @@ unsafe extern "C" fn commit(
 ) -> bool {
     let commit = |this: &Hooks| this.commit(at(addr, offset), len);
     // SAFETY: called by jemalloc with the table of a living `Hooks`.
-    let is_refused = unsafe { serve(hooks, commit) }.flatten().is_none();
+    let is_refused = unsafe { serve(hooks, commit) } != Some(true);
     if is_refused {
         note_commit_refused();
     }
@@ -445,18 +417,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn old_parts_of_a_block_are_what_it_has_of_the_edges() {
-        let edges = Edges { head: 10, tail: 20 };
-        let committed = CommittedRange { start: 1000, len: 100, edges };
-        assert_eq!(committed.old_parts(1000, 100), Some([(1000, 10), (1080, 20)]));
-        assert_eq!(committed.old_parts(1005, 80), Some([(1005, 5), (1080, 5)]));
-        assert_eq!(committed.old_parts(1010, 70), Some([(1010, 0), (1080, 0)]));
-        assert_eq!(committed.old_parts(1085, 15), Some([(1085, 0), (1085, 15)]));
-        assert_eq!(committed.old_parts(990, 20), None);
-        assert_eq!(committed.old_parts(1050, 51), None);
-        let all = CommittedRange { edges: Edges { head: 100, tail: 0 }, ..committed };
-        assert_eq!(all.old_parts(1000, 100), Some([(1000, 100), (1100, 0)]));
-        note_committed(all);
-        assert_eq!((take_committed(), take_committed()), (Some(all), None));
+    fn what_was_committed_last_is_noted_once() {
+        let committed = CommittedRange { start: 1000, len: 100 };
+        let has = |start, len| committed.has(start, len);
+        assert!(has(1000, 100) && has(1005, 80) && !has(990, 20) && !has(1050, 51));
+        note_committed(committed);
+        assert_eq!((take_committed(), take_committed()), (committed, CommittedRange::NOTHING));
     }
 }

@@ -51,7 +51,7 @@ pub(crate) use far_arenas::FarArenas;
 pub(crate) use far_options::FarArenasOptions;
 pub use global::FarHeap;
 pub use handle::{Far, Local};
-pub(crate) use hooks::{Edges, ExtentSource};
+pub(crate) use hooks::ExtentSource;
 pub(crate) use jemalloc::options::settle as settle_jemalloc;
 pub(crate) use local::set_cache_max as set_local_cache_max;
 pub use placement::{Placement, Tier};

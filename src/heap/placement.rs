@@ -48,8 +48,8 @@ pub enum Placement {
 ///         return Ok(());
 ///     }
 /// };
-/// // One string per tier: its device, page size, limit.
-/// let cold = heap.add_tier("cold", Heap::builder().parse("far_limit:8MiB,capacity:64MiB,page:64KiB")?)?;
+/// // One string per tier: its device and limit.
+/// let cold = heap.add_tier("cold", Heap::builder().parse("far_limit:8MiB,capacity:64MiB")?)?;
 ///
 /// let mut column: Vec<u64, Tier> = Vec::new_in(cold.tier());
 /// column.extend(0..2 << 20); // 16 MiB, twice the tier's limit.

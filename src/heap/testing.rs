@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "maps memory")]
 #![expect(clippy::disallowed_methods, reason = "the memory of tests is not the library's")]
 
-use super::hooks::{Edges, ExtentSource};
+use super::hooks::ExtentSource;
 use crate::base::sync::{
     AtomicBool, AtomicU64, AtomicUsize,
     Ordering::{Relaxed, SeqCst},
@@ -164,24 +164,16 @@ impl ExtentSource for TestSource {
         None
     }
 
-    fn commit(&self, ptr: NonNull<u8>, len: ByteCount) -> Option<Edges> {
+    fn commit(&self, ptr: NonNull<u8>, len: ByteCount) -> bool {
         let capacity = self.capacity.load(SeqCst);
         let add = |now: usize| (now + len.as_usize() <= capacity).then(|| now + len.as_usize());
         if self.committed.fetch_update(SeqCst, SeqCst, add).is_err() {
-            return None;
+            return false;
         }
         self.commits.fetch_add(1, Relaxed);
         self.change(ptr, len, State::Reserved, State::Committed);
         self.protect(ptr, len, libc::PROT_READ | libc::PROT_WRITE);
-        // As a page that the range shares with another extent would be left.
-        let edges = Edges { head: PAGE, tail: len.as_usize().min(2 * PAGE) - PAGE };
-        for (from, len) in [(0, edges.head), (len.as_usize() - edges.tail, edges.tail)] {
-            // SAFETY: inside of the range.
-            let part = unsafe { ptr.as_ptr().add(from) };
-            // SAFETY: committed just now, and nobody's yet.
-            unsafe { part.write_bytes(0xE5, len) };
-        }
-        Some(edges)
+        true
     }
 
     unsafe fn clear(&self, ptr: NonNull<u8>, len: ByteCount) {

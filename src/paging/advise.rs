@@ -12,6 +12,7 @@ use crate::paging::evict::policy::Hint;
 use crate::paging::fault::sigbus;
 use crate::paging::kernel_filled;
 use crate::paging::page::word::State;
+use crate::paging::page::{PAGE, PAGE_SIZE};
 use crate::paging::pager;
 use crate::paging::pager::discard;
 use crate::paging::pager::reclaim;
@@ -19,10 +20,8 @@ use crate::paging::pins::PinGuard;
 use crate::paging::readahead::PrefetchRun;
 use crate::paging::region::{Advice, Region, RegionConfig};
 use crate::paging::table_sizes::tables_allowed;
-use crate::paging::zeroing;
 use crate::sys::access;
 use crate::sys::signals::SignalsBlocked;
-use crate::sys::vm::KERNEL_PAGE;
 use std::time::Duration;
 
 impl Region {
@@ -41,42 +40,40 @@ impl Region {
         if !self.is_here() {
             return Ok(()); // As `unmap`.
         }
-        let first = offset.div_ceil(self.pager.page_bytes());
-        let end = (offset + len.as_usize()) / self.pager.page_bytes();
+        let first = offset.div_ceil(PAGE);
+        let end = (offset + len.as_usize()) / PAGE;
         if first < end {
             discard::discard(&self.pager, PageId(first as u64), PageCount((end - first) as u64));
         }
         Ok(())
     }
 
-    /// Makes a range read as zero, as `madvise(2)` with `MADV_DONTNEED` does to ordinary memory: in units of
-    /// 4 KiB, whatever the page size and wherever the content is. Pages that lie whole in the range are
-    /// [discarded](Region::discard); for a part of a page the page is brought in, and the memory of the part is
-    /// dropped, not written, because the kernel may still read it (`vmsplice`, `MSG_ZEROCOPY`). What may not be
-    /// written stays so. What the program has mapped over the region is left to the kernel's `madvise`.
+    /// Makes a range read as zero, as `madvise(2)` with `MADV_DONTNEED` does to ordinary memory, wherever the content
+    /// is: [discards](Region::discard) its pages. What may not be written stays so. What the program has mapped over
+    /// the region is left to the kernel's `madvise`.
     /// A forked child does the same to what it has inherited, but writes zeros where it has locked it (`mlock`).
     ///
     /// The kernel alone drops what is in memory: a page that has left comes back as it was.
     ///
     /// # Errors
     /// [`Error::BadRange`] when the range is not in this region, or does not begin at a multiple of
-    /// 4 KiB; [`Error::Os`] when the kernel does not let a part of a page be brought in.
+    /// 4 KiB; [`Error::Os`] when the kernel does not let go of what the program has mapped there.
     ///
     /// # Safety
     /// As for [`discard`](Region::discard).
     pub unsafe fn clear<T>(&self, range: *mut [T]) -> Result<()> {
         let (ptr, len) = bytes_of(range);
-        let len = len.as_usize().checked_next_multiple_of(KERNEL_PAGE);
+        let len = len.as_usize().checked_next_multiple_of(PAGE);
         let len = len.ok_or(Error::BadRange { reason: "length overflows".into() })?;
         let offset = self.extents.offset_of(ptr, len)?;
-        if !offset.is_multiple_of(KERNEL_PAGE) {
+        if !offset.is_multiple_of(PAGE) {
             return Err(Error::BadRange { reason: "does not begin at a multiple of 4 KiB".into() });
         }
         if !self.is_here() {
             // SAFETY: the caller's promise.
             return unsafe { access::drop_inherited(ptr.addr(), len) };
         }
-        zeroing::clear(&self.pager, offset, offset + len)
+        discard::clear(&self.pager, offset, offset + len)
     }
 
     /// True if an access to a page needs no device: it is resident, or holds nothing.
@@ -94,7 +91,7 @@ impl Region {
     }
 
     /// Lets far memory have this many bytes at most, as long as it is less than the limit that the
-    /// program asked for; never less than the page size needs to work. Returns at once, while pages
+    /// program asked for; never less than it needs to work. Returns at once, while pages
     /// above it leave.
     #[cfg(feature = "heap")]
     pub(crate) fn leave_room(&self, room: ByteCount) {
@@ -102,13 +99,12 @@ impl Region {
         self.limits.leave(room, |limit| reclaim::set_limit(&self.pager, limit));
     }
 
-    /// The least that the limit can be: what the page size needs to work, of which tables may take half, as
+    /// The least that the limit can be: what a region needs to work, of which tables may take half, as
     /// of any limit. Tables of what is allocated cannot leave: a limit that was lowered to 8 MiB below 17 MiB
     /// of them left no page for any fault, and each waited for ever.
     pub(crate) fn limit_min(&self) -> ByteCount {
-        let works = RegionConfig::limit_min(self.page_size());
-        let resident =
-            PageCount(works.0 / self.page_size().0).max(self.pager.tables().listed_max());
+        let works = RegionConfig::LIMIT_MIN;
+        let resident = PageCount(works.0 / PAGE_SIZE.0).max(self.pager.tables().listed_max());
         let tables = self.extents.tables_max(resident);
         let with_tables = ByteCount(works.0 - tables_allowed(works).0 + tables.0);
         works.max(with_tables)
@@ -266,7 +262,7 @@ impl Region {
     /// returns when the pages above it are out.
     ///
     /// # Errors
-    /// [`Error::LimitTooSmall`] below what the page size and the tables of what is allocated need, and nothing
+    /// [`Error::LimitTooSmall`] below what it and the tables of what is allocated need, and nothing
     /// changes; [`Error::LimitExceeded`]
     /// when pinned pages or a failing device keep the old size (the new limit holds for new pages
     /// all the same).

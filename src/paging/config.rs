@@ -3,15 +3,12 @@
 use crate::base::error::{Error, Result};
 use crate::base::settings::settings;
 use crate::base::units::{ByteCount, PageCount, SlotCount};
+use crate::paging::page::{PAGE, PAGE_SIZE};
 use crate::paging::table_sizes::{self, Committed};
 use crate::store::Wipe;
-use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE};
+use crate::sys::vm::HUGE_PAGE;
 use std::time::Duration;
 
-/// Smallest page size.
-const PAGE_MIN: ByteCount = ByteCount::kib(4);
-/// Largest page size.
-const PAGE_MAX: ByteCount = ByteCount::mib(2);
 /// The largest reservation: half of the 47-bit address space, so that the rest stays usable.
 const SPAN_MAX: ByteCount = ByteCount::gib(64 << 10);
 
@@ -19,9 +16,8 @@ const SPAN_MAX: ByteCount = ByteCount::gib(64 << 10);
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Install {
-    /// The fastest for the page size, by measurement: huge pages, which is pages of 2 MiB and chunks
-    /// that a stream leads to, are filled by MOVE and others by COPY; evictions MOVE what may be
-    /// dirty and drop what is known to be clean.
+    /// The fastest that the kernel can do, by measurement: chunks that a stream leads to are filled by MOVE and pages
+    /// by COPY; evictions MOVE what may be dirty and drop what is known to be clean.
     #[default]
     Auto,
     /// COPY, write protection and `MADV_DONTNEED` only: the one way below Linux 6.8. Uses nothing
@@ -29,37 +25,6 @@ pub enum Install {
     /// instead of `UFFDIO_POISON`. Memory that an application's direct I/O is reading into must be
     /// pinned.
     Copy,
-    /// MOVE both ways, for comparison (Linux 6.8): memory that was in use is not used again (the kernel may still
-    /// be reading it), so small pages then cost more than by COPY.
-    Move,
-}
-
-/// How pages come and go, as the kernel and the page size allow.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::paging) struct Moves {
-    /// Fills install single frames by MOVE, else by COPY. (Runs of them always go by MOVE.)
-    pub(in crate::paging) fill: bool,
-    /// Evictions take pages out by MOVE, else by write-protect, copy and DONTNEED.
-    pub(in crate::paging) evict: bool,
-}
-
-impl Install {
-    /// Decides if fills and evictions use MOVE.
-    pub(in crate::paging) fn resolve(self, page_bytes: usize, kernel_moves: bool) -> Result<Moves> {
-        match self {
-            // The kernel clears what a frame that is moved in gets as new memory, which costs more
-            // than copying, but for huge pages (book/src/design/decisions.md).
-            Install::Auto => {
-                Ok(Moves { fill: kernel_moves && page_bytes >= HUGE_PAGE, evict: kernel_moves })
-            }
-            Install::Copy => Ok(Moves { fill: false, evict: false }),
-            Install::Move if kernel_moves => Ok(Moves { fill: true, evict: true }),
-            Install::Move => Err(Error::Unsupported {
-                feature: "UFFDIO_MOVE (Linux 6.8)",
-                why: "`Install::Move` was asked for; use `Install::Auto`",
-            }),
-        }
-    }
 }
 
 /// Which thread serves a fault.
@@ -85,18 +50,13 @@ settings! {
     /// ```
     /// use farheap::ByteCount;
     /// use farheap::region::RegionConfig;
-    /// let config = RegionConfig::new().limit(ByteCount::mib(64)).page(ByteCount::kib(4));
+    /// let config = RegionConfig::new().limit(ByteCount::mib(64)).span(ByteCount::gib(64));
     /// ```
     pub struct RegionConfig {
         /// Sets the maximum number of bytes that may be resident.
         ///
         /// Default: 1 GiB.
         limit: value(ByteCount) = ByteCount::gib(1),
-        /// Sets the size of the pages that come and go, a power of two from 4 KiB to
-        /// 2 MiB.
-        ///
-        /// Default: 4 KiB.
-        page: value(ByteCount) = ByteCount::kib(4),
         /// Sets the address space to reserve, which is rounded up to 2 MiB.
         ///
         /// Default: 1 TiB.
@@ -112,7 +72,7 @@ settings! {
         mode: value(FaultMode) = FaultMode::Handler,
         /// Sets how pages are installed and evicted.
         ///
-        /// Default: by page size.
+        /// Default: by what the kernel can do.
         #[doc(hidden)]
         install: value(Install) = Install::Auto,
         /// Sets whether each slot's content is verified when it is read back.
@@ -160,12 +120,8 @@ settings! {
 }
 
 impl RegionConfig {
-    /// The smallest limit that works with a page size.
-    #[must_use]
-    pub fn limit_min(page: ByteCount) -> ByteCount {
-        const PAGES_MIN: u64 = 64;
-        ByteCount::mib(8).max(ByteCount(page.0.saturating_mul(PAGES_MIN)))
-    }
+    /// The smallest limit that works.
+    pub const LIMIT_MIN: ByteCount = ByteCount::mib(8);
 
     /// The most that tables take of so much far memory, each page touched and stored: what describes
     /// pages and slots, and the kernel's page tables. They count against the limit while they are
@@ -173,13 +129,12 @@ impl RegionConfig {
     /// [`far_max`](Self::far_max).
     #[must_use]
     pub fn tables_max(&self, far: ByteCount) -> ByteCount {
-        let resident = PageCount(self.limit.0 / self.page.0.max(1));
-        let committed = Committed::of(far.0, self.page.0.max(1));
+        let resident = PageCount(self.limit.0 / PAGE as u64);
+        let committed = Committed::of(far.0);
         table_sizes::tables_max(&committed, resident, SlotCount(u64::MAX))
     }
 
-    /// About the most far memory that can be allocated under this limit with this page size, however
-    /// large the device is. Less where what is allocated is scattered: parts of 2 MiB count whole.
+    /// About the most far memory that can be allocated under this limit, however large the device is. Less where what is allocated is scattered: parts of 2 MiB count whole.
     #[must_use]
     pub fn far_max(&self) -> ByteCount {
         let gib = ByteCount::gib(1);
@@ -192,7 +147,7 @@ impl RegionConfig {
     /// These settings, the span rounded up, or why they cannot work.
     pub(in crate::paging) fn check(mut self) -> Result<RegionConfig> {
         self.check_settings()?;
-        let minimum = RegionConfig::limit_min(self.page);
+        let minimum = RegionConfig::LIMIT_MIN;
         if self.limit < minimum {
             return Err(Error::LimitTooSmall { limit: self.limit, minimum });
         }
@@ -202,22 +157,16 @@ impl RegionConfig {
 
     /// Why these settings cannot work, whatever the limit is.
     pub(crate) fn check_settings(&self) -> Result<()> {
-        if !self.page.0.is_power_of_two() || self.page < PAGE_MIN || self.page > PAGE_MAX {
-            let reason = format!("{} is not a power of two from 4 KiB to 2 MiB", self.page);
-            return Err(Error::config("page", reason));
-        }
         if !(1..=64).contains(&self.handlers) {
             return Err(Error::config(
                 "handlers",
                 format!("{} is not from 1 to 64", self.handlers),
             ));
         }
-        if self.span < self.page || self.span > SPAN_MAX {
+        if self.span < PAGE_SIZE || self.span > SPAN_MAX {
             let reason = format!("{} is not from one page to 64 TiB", self.span);
             return Err(Error::config("span", reason));
         }
         Ok(())
     }
 }
-
-const _: () = assert!(KERNEL_PAGE == PAGE_MIN.0 as usize);

@@ -36,8 +36,6 @@ macro_rules! for_region_stats {
                 /// hashes, page tables. In proportion to the pages and slots in use; what is left
                 /// of others is given back within a second or when memory is short.
                 metadata_bytes: bytes "of tables";
-                /// Bytes of one page.
-                page_bytes: bytes "a page";
             }
             "in use" {
                 /// Bytes of the pages that hold live data, resident or not.

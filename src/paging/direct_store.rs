@@ -20,6 +20,7 @@
 use crate::base::units::{ByteCount, PageId};
 use crate::paging::evict::requests::Requests;
 use crate::paging::kernel_filled;
+use crate::paging::page::CHUNK_PAGES;
 use crate::paging::page::chunk_state::Phase;
 use crate::paging::page::chunks::{CHUNK, ChunkId};
 use crate::paging::page::word::{FrameId, State};
@@ -91,7 +92,7 @@ impl Region {
         // From here on the evictor gets the pages of the run, or nobody does.
         let _blocked = SignalsBlocked::new();
         if !cool(pager.memory(), pager.tables(), chunk, run) {
-            pager.pool().free(run, pager.frames().run_frames());
+            pager.pool().free(run, CHUNK_PAGES);
             return false;
         }
         self.requests.hand_over(run);
@@ -107,7 +108,7 @@ fn run_to_fill(pool: &FramePool, health: &Health, requests: &Requests) -> Option
     const PATIENCE: Duration = Duration::from_millis(200);
     /// The evictor tells of each run; nobody tells of room that others made, or that the region ends.
     const LOOK_EVERY: Duration = Duration::from_millis(2);
-    if !pool.moves().evict || !pool.staging().has_runs() {
+    if !pool.moves() || !pool.staging().has_runs() {
         return None;
     }
     let able = || health.write_errno() == 0 && !health.is_stopping();

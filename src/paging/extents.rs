@@ -1,7 +1,7 @@
 //! Extents: what of a region's address space is in use, and whether more may be.
 //!
-//! The heap cuts its extents from here (`heap::ExtentSource` has the contract), with addresses and lengths
-//! in multiples of 4 KiB, whatever the page size; `ranges` knows which parts are in use.
+//! The heap cuts its extents from here (`heap::ExtentSource` has the contract), in whole pages; `ranges` knows which
+//! parts are in use.
 #![expect(unsafe_code, reason = "clears memory of the region")]
 
 use crate::base::error::{Error, Result};
@@ -10,14 +10,13 @@ use crate::base::sync::{AtomicBool, Ordering::Relaxed};
 use crate::base::units::{ByteCount, PageCount, PageId, SlotCount};
 use crate::paging::diagnostics;
 use crate::paging::kernel_filled;
-use crate::paging::mapped_over;
+use crate::paging::page::PAGE;
 use crate::paging::page::word::State;
 use crate::paging::pager::Pager;
 use crate::paging::pager::discard;
 use crate::paging::pager::health::NO_SLOT;
 use crate::paging::ranges::RangeAllocator;
 use crate::paging::table_sizes::{Committed, tables_allowed, tables_max};
-use crate::sys::vm::KERNEL_PAGE;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -38,7 +37,7 @@ impl Extents {
     /// When the tables of ranges cannot be mapped.
     pub(in crate::paging) fn new(pager: Arc<Pager>) -> Result<Extents> {
         let table = pager.table();
-        let ranges = RangeAllocator::new(table.start(), table.len(), pager.page_bytes())?;
+        let ranges = RangeAllocator::new(table.start(), table.len())?;
         Ok(Extents { pager, ranges, is_over: AtomicBool::new(false) })
     }
 
@@ -71,7 +70,7 @@ impl Extents {
 
     /// Pages from the first on of which one was ever reserved.
     pub(in crate::paging) fn fresh_pages(&self) -> PageCount {
-        self.ranges.fresh_pages(self.pager.page_bytes())
+        self.ranges.fresh_pages()
     }
 
     /// A length in whole pages.
@@ -79,7 +78,7 @@ impl Extents {
         if len.0 == 0 {
             return Err(Error::BadRange { reason: "length is zero".into() });
         }
-        let len = len.as_usize().checked_next_multiple_of(self.pager.page_bytes());
+        let len = len.as_usize().checked_next_multiple_of(PAGE);
         len.ok_or(Error::BadRange { reason: "length overflows".into() })
     }
 
@@ -106,8 +105,8 @@ impl Extents {
             return Err(Error::BadRange { reason: "length is zero".into() });
         }
         let offset = self.offset_of(ptr, len.as_usize())?;
-        let first = offset / self.pager.page_bytes();
-        let end = (offset + len.as_usize()).div_ceil(self.pager.page_bytes());
+        let first = offset / PAGE;
+        let end = (offset + len.as_usize()).div_ceil(PAGE);
         Ok((PageId(first as u64), PageCount((end - first) as u64)))
     }
 
@@ -119,7 +118,7 @@ impl Extents {
         if !self.pager.table().is_here() {
             return Err(Error::Forked { what: "a region" });
         }
-        let offset = self.reserve_at(len, self.pager.page_bytes())?;
+        let offset = self.reserve_at(len, PAGE)?;
         let capacity = self.capacity();
         if let Err(error) = self.ranges.commit(offset, len, |after| self.fits(after, capacity)) {
             self.ranges.release(offset, len);
@@ -129,21 +128,16 @@ impl Extents {
         Ok(NonNull::new(addr as *mut u8).expect("a region is never at address zero"))
     }
 
-    /// Takes back a range, which is to lie in whole `unit`s; in a forked child, nothing.
+    /// Takes back a range of whole pages; in a forked child, nothing.
     ///
     /// # Errors
     /// [`Error::BadRange`] when the range is not one of this region's, or not all of it is mapped.
     ///
     /// # Safety
     /// As for [`Region::unmap`](crate::paging::region::Region::unmap).
-    pub(in crate::paging) unsafe fn unmap(
-        &self,
-        ptr: NonNull<u8>,
-        len: usize,
-        unit: usize,
-    ) -> Result<()> {
+    pub(in crate::paging) unsafe fn unmap(&self, ptr: NonNull<u8>, len: usize) -> Result<()> {
         let offset = self.offset_of(ptr.as_ptr(), len)?;
-        if !(offset | len).is_multiple_of(unit) {
+        if !(offset | len).is_multiple_of(PAGE) {
             return Err(Error::BadRange { reason: "does not consist of whole pages".into() });
         }
         if !self.pager.table().is_here() {
@@ -157,8 +151,7 @@ impl Extents {
         Ok(())
     }
 
-    /// As [`unmap`](Self::unmap), in units of 4 KiB, for a range of which parts may be free; returns how many bytes
-    /// were not.
+    /// As [`unmap`](Self::unmap), for a range of which parts may be free; returns how many bytes were not.
     ///
     /// # Errors
     /// [`Error::BadRange`] when the range is not one of this region's, or a part of it is reserved for others.
@@ -178,7 +171,7 @@ impl Extents {
             free = self.ranges.claim(offset, len, false, open, |_| Ok(()))?.unwrap_or_default();
         }
         // SAFETY: as the caller promises; what was free is nobody else's.
-        unsafe { self.unmap(ptr, len, KERNEL_PAGE) }?;
+        unsafe { self.unmap(ptr, len) }?;
         Ok(len - free)
     }
 
@@ -205,13 +198,13 @@ impl Extents {
             .guaranteed(pager.budget().limit())
             .0
             .saturating_sub(pager.pool().reserve().0);
-        PageCount(stored.0.saturating_add(resident / pager.page_bytes() as u64))
+        PageCount(stored.0.saturating_add(resident / PAGE as u64))
     }
 
     /// Slots that the store has space for now: others may fill its file system.
     fn slots_with_space(&self) -> SlotCount {
         let pager = &self.pager;
-        let room = SlotCount(pager.slots().store().room().0 / pager.page_bytes() as u64);
+        let room = SlotCount(pager.slots().store().room().0 / PAGE as u64);
         let all = pager.slots().map().slots().min(room);
         SlotCount(all.0.saturating_sub(pager.slots().map().in_limbo().0))
     }
@@ -246,17 +239,16 @@ impl Extents {
             return Err(self.pager.slots().full());
         }
         let limit = self.pager.budget().limit();
-        let resident = PageCount(limit.0 / self.pager.page_bytes() as u64);
+        let resident = PageCount(limit.0 / PAGE as u64);
         let most = tables_max(committed, resident, self.pager.slots().map().slots());
         let allowed = tables_allowed(limit);
         if most > allowed {
-            let far = ByteCount(committed.pages * self.pager.page_bytes() as u64);
-            let page = self.pager.table().page_size();
+            let far = ByteCount(committed.pages * PAGE as u64);
             // Asked for by a heap, an error is only read.
             let _ours = keep_local();
             let reason = format!(
-                "the tables of {far} of far memory in pages of {page} may take {most}, of {allowed} \
-                 that a limit of {limit} allows them: raise the limit, or the page size"
+                "the tables of {far} of far memory may take {most}, of {allowed} that a limit of \
+                 {limit} allows them: raise the limit"
             );
             return Err(Error::LimitExceeded { reason });
         }
@@ -300,12 +292,12 @@ impl Extents {
         }
     }
 
-    /// Gives the program a range of its choice, for which see [`Region::claim_part_pages`].
+    /// Gives the program a range of its choice, for which see [`Region::claim`].
     ///
     /// # Errors
     /// As there.
     ///
-    /// [`Region::claim_part_pages`]: crate::paging::region::Region::claim_part_pages
+    /// [`Region::claim`]: crate::paging::region::Region::claim
     pub(in crate::paging) fn claim(
         &self,
         ptr: NonNull<u8>,
@@ -320,33 +312,15 @@ impl Extents {
         self.ranges.claim(offset, len, all_free, open, |after| self.fits(after, capacity))
     }
 
-    /// Commits a range; returns how many bytes at its start and at its end may hold what an earlier
-    /// use has left, because they lie in pages that the range covers only in part. They are not
-    /// cleared here: such a page may be on the device, and the caller holds an allocator's locks.
-    pub(crate) fn commit(&self, ptr: NonNull<u8>, len: ByteCount) -> Option<(usize, usize)> {
-        let (offset, len) = (ptr.as_ptr() as usize - self.base(), len.as_usize());
-        let capacity = self.capacity();
+    /// Commits a range, which reads as zero then. `false`: limit and device could not keep it.
+    pub(crate) fn commit(&self, ptr: NonNull<u8>, len: ByteCount) -> bool {
+        let (offset, capacity) = (ptr.as_ptr() as usize - self.base(), self.capacity());
         let fits = |after: &Committed| self.fits(after, capacity);
-        if let Err(error) = self.ranges.commit(offset, len, fits) {
-            if let Error::LimitExceeded { .. } = error {
-                diagnostics::warn("far memory is refused", &error);
-            }
-            return None;
+        let committed = self.ranges.commit(offset, len.as_usize(), fits);
+        if let Err(error @ Error::LimitExceeded { .. }) = &committed {
+            diagnostics::warn("far memory is refused", error);
         }
-        let page_bytes = self.pager.page_bytes();
-        let (mut head, mut tail) = (0, 0);
-        for page in self.ranges.partly_covered(offset, len) {
-            // What holds nothing now reads as zero in this range until the caller writes there.
-            if kernel_filled::holds_nothing(self.pager.memory(), page) {
-                continue;
-            }
-            let start = page.as_usize() * page_bytes;
-            match start < offset {
-                true => head = len.min(start + page_bytes - offset),
-                false => tail = offset + len - start,
-            }
-        }
-        Some((head, tail))
+        committed.is_ok()
     }
 
     /// Makes a range read as zero that the caller alone uses. Pages that it covers whole are not
@@ -355,13 +329,12 @@ impl Extents {
     /// # Safety
     /// The range is committed, nobody else uses it, and nobody needs what it holds.
     pub(crate) unsafe fn clear(&self, ptr: NonNull<u8>, len: ByteCount) {
-        let page_bytes = self.pager.page_bytes();
         let mut start = ptr.as_ptr() as usize - self.base();
         let end = start + len.as_usize();
         while start < end {
-            let page = PageId((start / page_bytes) as u64);
-            let part_end = ((start / page_bytes + 1) * page_bytes).min(end);
-            let whole = part_end - start == page_bytes;
+            let page = PageId((start / PAGE) as u64);
+            let part_end = ((start / PAGE + 1) * PAGE).min(end);
+            let whole = part_end - start == PAGE;
             if whole && self.is_away(page) {
                 discard::discard(&self.pager, page, PageCount(1));
             } else if !kernel_filled::holds_nothing(self.pager.memory(), page) {
@@ -383,15 +356,6 @@ impl Extents {
     /// Drops what committed pages hold.
     pub(crate) fn decommit(&self, ptr: NonNull<u8>, len: ByteCount) {
         let offset = ptr.as_ptr() as usize - self.base();
-        // Before others can have them: of pages that stay in use, nobody else looks.
-        for page in self.ranges.partly_covered(offset, len.as_usize()) {
-            let start = page.as_usize() * self.pager.page_bytes();
-            let part =
-                start.max(offset)..(start + self.pager.page_bytes()).min(offset + len.as_usize());
-            let (memory, slots) = (self.pager.memory(), self.pager.slots());
-            let (start, len) = (self.base() + part.start, part.len());
-            mapped_over::take_part_over(memory, slots, page, start, len);
-        }
         let discard = |first, count| discard::discard(&self.pager, first, count);
         self.ranges.decommit(offset, len.as_usize(), discard);
     }

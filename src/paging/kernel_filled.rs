@@ -20,22 +20,20 @@
 //! # Invariants
 //! 1. An open chunk is charged for all its pages.
 //! 2. Pages of an open chunk have no slot.
-//! 3. Holes of a page that a closed chunk left partly filled read as zero: such pages are
-//!    `sparse`.
-//! 4. An `Empty` word says that a page holds nothing only of a chunk that was closed before the word
+//! 3. An `Empty` word says that a page holds nothing only of a chunk that was closed before the word
 //!    was loaded and has not been latched since (`page::chunk_state`).
 #![expect(unsafe_code, reason = "drops pages of open chunks")]
 
 use crate::base::units::{ByteCount, PageId};
-use crate::paging::page::backoff;
 use crate::paging::page::chunk_state::{ChunkView, Phase};
 use crate::paging::page::chunks::{CHUNK, ChunkId};
 use crate::paging::page::word::{FrameId, State, Word};
+use crate::paging::page::{CHUNK_PAGES, PAGE, PAGE_SIZE, backoff};
 use crate::paging::pager::health::Health;
 use crate::paging::pager::memory::RegionMemory;
 use crate::paging::pager::table::PageTable;
 use crate::sys::signals::SignalsBlocked;
-use crate::sys::vm::{KERNEL_PAGE, Piece};
+use crate::sys::vm::Piece;
 
 /// Outcome of opening a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,7 +95,7 @@ pub(in crate::paging) fn try_open(
     memory.chunks().unlatch(chunk, Phase::Closed, now);
     if opened {
         memory.counters().chunks_opened.bump();
-        memory.policy().lock().opened(memory.table().pages_per_chunk());
+        memory.policy().lock().opened(CHUNK_PAGES as u64);
         return OpenOutcome::Opened;
     }
     if !is_own {
@@ -126,9 +124,9 @@ fn open_latched(memory: &RegionMemory, chunk: ChunkId) -> bool {
             _ => return false,
         }
     }
-    let page = memory.table().page_size().0;
+    let page = PAGE_SIZE.0;
     let reserve = memory.pool().watermarks().for_fresh();
-    if absent == memory.table().pages_per_chunk()
+    if absent == CHUNK_PAGES as u64
         && memory.pool().available() >= reserve.0 + CHUNK as u64
         && let Some(opened) = open_with_run(memory, chunk)
     {
@@ -138,7 +136,7 @@ fn open_latched(memory: &RegionMemory, chunk: ChunkId) -> bool {
         return false;
     }
     let (count, really_absent) = adopt_pages(memory, chunk);
-    let whole = count == memory.table().pages_per_chunk();
+    let whole = count == CHUNK_PAGES as u64;
     // Pages that came or went since they were counted.
     let more = ByteCount(really_absent.saturating_sub(absent) * page);
     if whole && memory.budget().try_charge_leaving(more, ByteCount::ZERO) {
@@ -149,7 +147,7 @@ fn open_latched(memory: &RegionMemory, chunk: ChunkId) -> bool {
         // The kernel has no mapping left (max_map_count).
         memory.budget().uncharge(more);
     }
-    let first = chunk.0 as u64 * memory.table().pages_per_chunk();
+    let first = chunk.0 as u64 * CHUNK_PAGES as u64;
     list_resident(memory, chunk, &mut (first..first + count).map(PageId));
     memory.budget().uncharge(ByteCount(absent * page));
     false
@@ -161,12 +159,10 @@ fn open_with_run(memory: &RegionMemory, chunk: ChunkId) -> Option<bool> {
     let first = memory.frames().spare_runs().take_zeros()?;
     if !move_run_in(memory, chunk, first) {
         // A part of it may have been mapped for a moment.
-        memory.pool().free(first, memory.frames().run_frames());
+        memory.pool().free(first, CHUNK_PAGES);
         return None;
     }
-    (first.0..)
-        .take(memory.frames().run_frames())
-        .for_each(|n| memory.frames().put_empty(FrameId(n)));
+    (first.0..).take(CHUNK_PAGES).for_each(|n| memory.frames().put_empty(FrameId(n)));
     memory.counters().chunks_reused.bump();
     let opened = leave_to_kernel(memory, chunk);
     // Before anybody looks at the words: the chunk is latched.
@@ -202,7 +198,7 @@ pub(in crate::paging) fn claim_all(table: &PageTable, chunk: ChunkId) -> bool {
     let claims =
         |page: &PageId| table.word(*page).try_change(Word::EMPTY, Word::moving(None)).is_ok();
     let claimed = table.pages_of_chunk(chunk).take_while(claims).count();
-    if claimed as u64 == table.pages_per_chunk() {
+    if claimed as u64 == CHUNK_PAGES as u64 {
         return true;
     }
     let_go(table, table.pages_of_chunk(chunk).take(claimed));
@@ -249,27 +245,21 @@ fn list_resident(
     chunk: ChunkId,
     pages: &mut dyn Iterator<Item = PageId>,
 ) -> u64 {
-    const UNITS: usize = CHUNK / KERNEL_PAGE;
-    let mut there = [false; UNITS];
+    let mut there = [false; CHUNK_PAGES];
     let pagemap = memory.chunks().pagemap().expect("chunks are opened only with a pagemap");
     if let Err(error) = pagemap.scan(memory.table().chunk_addr(chunk), &mut there) {
         crate::paging::diagnostics::fatal("the pages of a chunk could not be looked up", &error);
     }
-    let units = memory.table().page_bytes() / KERNEL_PAGE;
-    let first = chunk.0 as u64 * memory.table().pages_per_chunk();
     let mut absent = 0;
     for page in pages {
-        let at = (page.0 - first) as usize * units;
-        let count = there[at..at + units].iter().filter(|there| **there).count();
-        if count == 0 {
+        if !there[page.as_usize() % CHUNK_PAGES] {
             absent += 1;
             continue;
         }
         claim_empty(memory.table(), page);
-        let resident = Word::resident(None).with_sparse(count < units);
         // No arrival: the page came when its chunk was opened.
         memory.policy().lock().list(page);
-        memory.publish(page, Word::moving(None), resident);
+        memory.publish(page, Word::moving(None), Word::resident(None));
     }
     absent
 }
@@ -302,8 +292,8 @@ pub(in crate::paging) fn close(memory: &RegionMemory, chunk: ChunkId) -> bool {
 /// Makes the pages of a chunk, latched and registered, ordinary ones, and unlatches it.
 fn end_close(memory: &RegionMemory, chunk: ChunkId) {
     let absent = list_resident(memory, chunk, &mut memory.table().pages_of_chunk(chunk));
-    memory.budget().uncharge(ByteCount(absent * memory.table().page_size().0));
-    memory.pool().managed().gave_back(absent * memory.table().page_size().0);
+    memory.budget().uncharge(ByteCount(absent * PAGE_SIZE.0));
+    memory.pool().managed().gave_back(absent * PAGE_SIZE.0);
     memory.chunks().unlatch(chunk, Phase::Open, Phase::Closed);
     memory.counters().chunks_closed.bump();
 }
@@ -381,7 +371,7 @@ pub(in crate::paging) fn close_into(
 
 /// True if all pages of a chunk, latched and registered, are there.
 fn is_whole(memory: &RegionMemory, chunk: ChunkId) -> bool {
-    let mut there = [false; CHUNK / KERNEL_PAGE];
+    let mut there = [false; CHUNK_PAGES];
     let pagemap = memory.chunks().pagemap().expect("chunks are opened only with a pagemap");
     pagemap.scan(memory.table().chunk_addr(chunk), &mut there).is_ok()
         && there.iter().all(|there| *there)
@@ -447,9 +437,8 @@ pub(in crate::paging) fn discard_in_open(
     let pages = end.0 - first.0;
     // Where the process has too many mappings it stays open, empty and charged, until it can
     // be closed with its run.
-    let whole = pages == memory.table().pages_per_chunk() && register_alone(memory, chunk);
-    let piece =
-        Piece::new(memory.table().addr(first), pages as usize * memory.table().page_bytes());
+    let whole = pages == CHUNK_PAGES as u64 && register_alone(memory, chunk);
+    let piece = Piece::new(memory.table().addr(first), pages as usize * PAGE);
     // SAFETY: the chunk is latched and open, so nobody else changes its mapping, and the
     // caller gave the pages' contents up.
     unsafe { memory.mapper().discard(&[piece]) }
@@ -459,25 +448,6 @@ pub(in crate::paging) fn discard_in_open(
     }
     memory.chunks().unlatch(chunk, Phase::Open, if whole { Phase::Closed } else { Phase::Open });
     Ok(())
-}
-
-/// Drops a part of a page, in kernel pages, if its chunk is open: the kernel fills it again. Returns whether
-/// that was so.
-pub(in crate::paging) fn drop_part_in_open(
-    memory: &RegionMemory,
-    page: PageId,
-    part: Piece,
-) -> bool {
-    let chunk = memory.table().chunk_of(page);
-    let _blocked = SignalsBlocked::new();
-    if memory.chunks().latch_open(chunk).is_err() {
-        return false;
-    }
-    // SAFETY: as in `discard_in_open`.
-    unsafe { memory.mapper().discard(&[part]) }
-        .expect("MADV_DONTNEED of own anonymous pages succeeds");
-    memory.chunks().unlatch(chunk, Phase::Open, Phase::Open);
-    true
 }
 
 /// True if a page reads as zero: nothing is mapped there, and nothing is stored.
@@ -491,11 +461,11 @@ pub(in crate::paging) fn holds_nothing(memory: &RegionMemory, page: PageId) -> b
 /// Bytes that are charged for open chunks and not resident, by looking.
 pub(in crate::paging) fn open_but_absent(memory: &RegionMemory) -> ByteCount {
     let Some(pagemap) = memory.chunks().pagemap() else { return ByteCount::ZERO };
-    let mut there = [false; CHUNK / KERNEL_PAGE];
+    let mut there = [false; CHUNK_PAGES];
     let mut absent = 0;
     for chunk in memory.chunks().all_open() {
         if pagemap.scan(memory.table().chunk_addr(chunk), &mut there).is_ok() {
-            absent += there.iter().filter(|there| !**there).count() * KERNEL_PAGE;
+            absent += there.iter().filter(|there| !**there).count() * PAGE;
         }
     }
     ByteCount(absent as u64)

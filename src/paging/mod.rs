@@ -52,5 +52,3 @@ mod tables;
 mod transfer;
 #[cfg(not(loom))]
 mod waker;
-#[cfg(not(loom))]
-mod zeroing;

@@ -7,8 +7,8 @@ use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicU32, Ordering};
 use crate::base::units::{PageCount, PageId};
 use crate::paging::kernel_filled;
-use crate::paging::page::backoff;
 use crate::paging::page::word::State;
+use crate::paging::page::{PAGE, backoff};
 use crate::paging::pager::Pager;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -49,7 +49,7 @@ impl Pins {
         // One at a time: the sum of the pins stays below the bound.
         let _one = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         let pinned = self.pager.table().pinned();
-        let room = self.pager.budget().limit().0 / self.pager.page_bytes() as u64 * 3 / 4;
+        let room = self.pager.budget().limit().0 / PAGE as u64 * 3 / 4;
         // Pages that are pinned already cost nothing more; a range of more than can be pinned is not
         // looked through.
         let new = if count.0 > room { count.0 } else { self.unpinned(first, count) };

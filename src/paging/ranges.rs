@@ -1,45 +1,42 @@
 //! Address ranges of a region: which are handed out, and which parts hold live data.
 //!
-//! Ranges are multiples of 4 KiB, whatever the tier's page size. A live bit per 4 KiB tells when
-//! the last live part of a page is gone, so that a page shared by several ranges is dropped with
-//! the last of them. Neighbours: `heap` asks for ranges, the pager drops pages.
+//! Ranges are whole pages; a bit of each says if it is live. Neighbours: `heap` asks for ranges, the pager drops pages.
 //!
 //! # Invariants
-//! 1. A page is discarded only while none of its 4 KiB units is live, under the lock, or while
-//!    all its live units belong to the caller.
+//! 1. A page is discarded only while it is the caller's.
 //! 2. Committed pages never outnumber what limit and device can keep together.
 
 use crate::base::error::{Error, Result};
 use crate::base::sync::{Rank, Ranked};
 use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::meta::LazyArray;
-use crate::paging::table_sizes::{BLOCK_PAGES, Committed, GROUP_PAGES};
-use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE};
+use crate::paging::page::{CHUNK_PAGES, PAGE};
+use crate::paging::table_sizes::{BLOCK_PAGES, Committed};
 use std::ops::Range;
 
 /// Released ranges that are remembered for reuse; more are forgotten (address space is plentiful).
 const RELEASED_MAX: usize = 4096;
 
-/// Units that are opened at a time, 64 MiB. Addresses that nobody has reserved are closed: `mlockall(2)` makes the kernel
+/// Pages that are opened at a time, 64 MiB. Addresses that nobody has reserved are closed: `mlockall(2)` makes the kernel
 /// fill all that can be touched, which took a process with a region of 1 TiB half a minute, and its tables the limit.
-const OPEN_STEP: usize = (64 << 20) / KERNEL_PAGE;
+const OPEN_STEP: usize = (64 << 20) / PAGE;
 
-/// A range of 4 KiB units from the region's start.
+/// A range of pages, counted from the region's start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Units {
+struct PageRange {
     first: usize,
     count: usize,
 }
 
-impl Units {
+impl PageRange {
     fn end(self) -> usize {
         self.first + self.count
     }
 
     /// The part that lies in another range.
-    fn within(self, other: Units) -> Units {
+    fn within(self, other: PageRange) -> PageRange {
         let first = self.first.max(other.first);
-        Units { first, count: self.end().min(other.end()).saturating_sub(first) }
+        PageRange { first, count: self.end().min(other.end()).saturating_sub(first) }
     }
 }
 
@@ -47,10 +44,9 @@ impl Units {
 #[derive(Debug)]
 pub(in crate::paging) struct RangeAllocator {
     state: Ranked<RangeState>,
-    /// Address of the first unit, in units: addresses are what is aligned, and the region itself is to 2 MiB only.
+    /// Address of the first page, in pages: addresses are what is aligned, and the region itself is to 2 MiB only.
     base: usize,
     total: usize,
-    units_per_page: usize,
 }
 
 #[derive(Debug)]
@@ -60,20 +56,16 @@ struct RangeState {
     /// Everything from here on cannot be touched; not below `fresh`.
     closed: usize,
     /// Released ranges, sorted, merged.
-    released: Vec<Units>,
-    /// One bit per unit: committed.
+    released: Vec<PageRange>,
+    /// One bit per page: committed.
     live: LazyArray<u64>,
     committed: Committed,
 }
 
 impl RangeAllocator {
     /// The ranges of a region of `span` bytes at `base`, all of them unused.
-    pub(in crate::paging) fn new(
-        base: usize,
-        span: usize,
-        page_bytes: usize,
-    ) -> Result<RangeAllocator> {
-        let total = span / KERNEL_PAGE;
+    pub(in crate::paging) fn new(base: usize, span: usize) -> Result<RangeAllocator> {
+        let total = span / PAGE;
         let state = RangeState {
             fresh: 0,
             closed: 0,
@@ -81,18 +73,18 @@ impl RangeAllocator {
             live: LazyArray::new(total.div_ceil(64))?,
             committed: Committed::default(),
         };
-        let (base, units_per_page) = (base / KERNEL_PAGE, page_bytes / KERNEL_PAGE);
-        Ok(RangeAllocator { state: Ranked::new(Rank::Space, state), base, total, units_per_page })
+        let base = base / PAGE;
+        Ok(RangeAllocator { state: Ranked::new(Rank::Space, state), base, total })
     }
 
-    /// Pages, and spans of tables, with at least one live unit.
+    /// Live pages, and spans of tables with at least one of them.
     pub(in crate::paging) fn committed(&self) -> Committed {
         self.state.lock().committed
     }
 
     /// Pages up to the end of everything that was ever handed out.
-    pub(in crate::paging) fn fresh_pages(&self, page_bytes: usize) -> PageCount {
-        PageCount((self.state.lock().fresh * KERNEL_PAGE).div_ceil(page_bytes) as u64)
+    pub(in crate::paging) fn fresh_pages(&self) -> PageCount {
+        PageCount(self.state.lock().fresh as u64)
     }
 
     /// Hands out `len` bytes whose address is a multiple of `align`; the offset from the region's start. Opens them by `open` where
@@ -107,20 +99,20 @@ impl RangeAllocator {
         open: impl FnOnce(Range<usize>) -> Result<()>,
     ) -> Result<usize> {
         let no_space = Error::AddressSpace { len: ByteCount(len as u64) };
-        let count = len / KERNEL_PAGE;
-        let align = (align / KERNEL_PAGE).max(1);
-        let aligned = |unit: usize| (self.base + unit).next_multiple_of(align) - self.base;
+        let count = len / PAGE;
+        let align = (align / PAGE).max(1);
+        let aligned = |page: usize| (self.base + page).next_multiple_of(align) - self.base;
         let mut state = self.state.lock();
         if let Some(first) = state.reuse(count, aligned) {
-            return Ok(first * KERNEL_PAGE);
+            return Ok(first * PAGE);
         }
         let first = aligned(state.fresh);
         let end = first.checked_add(count).filter(|end| *end <= self.total).ok_or(no_space)?;
         state.open_to(end, self.total, open)?;
-        let skipped = Units { first: state.fresh, count: first - state.fresh };
+        let skipped = PageRange { first: state.fresh, count: first - state.fresh };
         state.fresh = end;
         state.give_back(skipped);
-        Ok(first * KERNEL_PAGE)
+        Ok(first * PAGE)
     }
 
     /// Commits what is free of a range, in a place that somebody else has chosen, if what is committed then `fits`;
@@ -137,11 +129,11 @@ impl RangeAllocator {
         open: impl FnOnce(Range<usize>) -> Result<()>,
         fits: impl Fn(&Committed) -> Result<()>,
     ) -> Result<Option<usize>> {
-        let range = units(offset, len);
+        let range = pages(offset, len);
         let mut state = self.state.lock();
         if range.end() > state.fresh {
             state.open_to(range.end(), self.total, open)?;
-            let skipped = Units { first: state.fresh, count: range.end() - state.fresh };
+            let skipped = PageRange { first: state.fresh, count: range.end() - state.fresh };
             state.fresh = range.end();
             state.give_back(skipped);
         }
@@ -159,7 +151,7 @@ impl RangeAllocator {
             state.take(at, taken);
             state.committed = after;
             state.set(taken, true);
-            claimed += taken.count * KERNEL_PAGE;
+            claimed += taken.count * PAGE;
         }
         match state.is_live(range) {
             true => Ok(Some(claimed)),
@@ -169,7 +161,7 @@ impl RangeAllocator {
 
     /// Takes a range back for reuse; it must not be committed.
     pub(in crate::paging) fn release(&self, offset: usize, len: usize) {
-        self.state.lock().give_back(units(offset, len));
+        self.state.lock().give_back(pages(offset, len));
     }
 
     /// Makes a reserved range usable, if what is committed then `fits`.
@@ -182,7 +174,7 @@ impl RangeAllocator {
         len: usize,
         fits: impl FnOnce(&Committed) -> Result<()>,
     ) -> Result<()> {
-        let range = units(offset, len);
+        let range = pages(offset, len);
         let mut state = self.state.lock();
         let after = state.committed.with(self.without_live(&state, range), |a, b| a + b);
         fits(&after)?;
@@ -193,86 +185,65 @@ impl RangeAllocator {
 
     /// True if all of a range is committed.
     pub(in crate::paging) fn is_live(&self, offset: usize, len: usize) -> bool {
-        self.state.lock().is_live(units(offset, len))
+        self.state.lock().is_live(pages(offset, len))
     }
 
-    /// Ends the use of a committed range: `discard` gets the pages without any other live data.
+    /// Ends the use of a committed range, whose pages `discard` gets.
     pub(in crate::paging) fn decommit(
         &self,
         offset: usize,
         len: usize,
-        mut discard: impl FnMut(PageId, PageCount),
+        discard: impl FnOnce(PageId, PageCount),
     ) {
-        let range = units(offset, len);
-        let per_page = self.units_per_page;
-        let (first, end) = (range.first.div_ceil(per_page), range.end() / per_page);
-        if first < end {
-            // All live units of these pages are the caller's (invariant 1).
-            discard(PageId(first as u64), PageCount((end - first) as u64));
-        }
+        let range = pages(offset, len);
+        discard(PageId(range.first as u64), PageCount(range.count as u64));
         let mut state = self.state.lock();
         state.set(range, false);
         state.committed = state.committed.with(self.without_live(&state, range), |a, b| a - b);
-        for page in edges(range, per_page) {
-            if !state.any_live(Units { first: page * per_page, count: per_page }) {
-                discard(PageId(page as u64), PageCount(1));
-            }
-        }
     }
 
-    /// The one or two pages that a range covers only in part.
-    pub(in crate::paging) fn partly_covered(
-        &self,
-        offset: usize,
-        len: usize,
-    ) -> impl Iterator<Item = PageId> {
-        edges(units(offset, len), self.units_per_page).map(|page| PageId(page as u64))
-    }
-
-    /// Pages and spans touched by a range, none of whose units is live at the moment, that have no
-    /// live unit.
-    fn without_live(&self, state: &RangeState, range: Units) -> Committed {
+    /// The pages of a range, none of which is live at the moment, and the spans it touches that have no live page.
+    fn without_live(&self, state: &RangeState, range: PageRange) -> Committed {
         let count = |per_span: usize| {
             let (first, end) = (range.first.div_ceil(per_span), range.end() / per_span);
             let inner = end.saturating_sub(first) as u64;
             let is_unused = |span: &usize| {
                 let first = span * per_span;
                 let count = per_span.min(self.total - first);
-                !state.any_live(Units { first, count })
+                !state.any_live(PageRange { first, count })
             };
             inner + edges(range, per_span).filter(is_unused).count() as u64
         };
         Committed {
-            pages: count(self.units_per_page),
-            chunks: count(HUGE_PAGE / KERNEL_PAGE),
-            groups: count(GROUP_PAGES as usize * self.units_per_page),
-            blocks: count(BLOCK_PAGES as usize * self.units_per_page),
+            pages: range.count as u64,
+            chunks: count(CHUNK_PAGES),
+            blocks: count(BLOCK_PAGES as usize),
         }
     }
 }
 
 /// The one or two spans that a range covers only in part.
-fn edges(range: Units, per_span: usize) -> impl Iterator<Item = usize> {
+fn edges(range: PageRange, per_span: usize) -> impl Iterator<Item = usize> {
     let head = (!range.first.is_multiple_of(per_span)).then_some(range.first / per_span);
     let tail = (!range.end().is_multiple_of(per_span)).then_some(range.end() / per_span);
     head.into_iter().chain(tail.filter(move |tail| head != Some(*tail)))
 }
 
 impl RangeState {
-    /// Takes `count` units out of the released ranges, from a unit on that is `aligned`.
+    /// Takes `count` pages out of the released ranges, from a page on that is `aligned`.
     fn reuse(&mut self, count: usize, aligned: impl Fn(usize) -> usize) -> Option<usize> {
-        let fits = |range: &Units| aligned(range.first) + count <= range.end();
+        let fits = |range: &PageRange| aligned(range.first) + count <= range.end();
         let at = self.released.iter().position(fits)?;
         let first = aligned(self.released[at].first);
-        self.take(at, Units { first, count });
+        self.take(at, PageRange { first, count });
         Some(first)
     }
 
     /// Takes a part out of a released range.
-    fn take(&mut self, at: usize, taken: Units) {
+    fn take(&mut self, at: usize, taken: PageRange) {
         let range = self.released.remove(at);
-        self.give_back(Units { first: range.first, count: taken.first - range.first });
-        self.give_back(Units { first: taken.end(), count: range.end() - taken.end() });
+        self.give_back(PageRange { first: range.first, count: taken.first - range.first });
+        self.give_back(PageRange { first: taken.end(), count: range.end() - taken.end() });
     }
 
     /// Opens what is closed below `end`.
@@ -284,13 +255,13 @@ impl RangeState {
     ) -> Result<()> {
         if end > self.closed {
             let closed = end.next_multiple_of(OPEN_STEP).min(total);
-            open(self.closed * KERNEL_PAGE..closed * KERNEL_PAGE)?;
+            open(self.closed * PAGE..closed * PAGE)?;
             self.closed = closed;
         }
         Ok(())
     }
 
-    fn give_back(&mut self, range: Units) {
+    fn give_back(&mut self, range: PageRange) {
         if range.count == 0 {
             return;
         }
@@ -305,31 +276,31 @@ impl RangeState {
             (Some(before), None) => self.released[before].count += range.count,
             (None, Some(after)) => {
                 let count = range.count + after.count;
-                self.released[at] = Units { first: range.first, count };
+                self.released[at] = PageRange { first: range.first, count };
             }
             (None, None) if self.released.len() < RELEASED_MAX => self.released.insert(at, range),
             (None, None) => {}
         }
     }
 
-    fn set(&mut self, range: Units, live: bool) {
+    fn set(&mut self, range: PageRange, live: bool) {
         for (word, mask) in masks(range) {
             let bits = &mut self.live[word];
             *bits = if live { *bits | mask } else { *bits & !mask };
         }
     }
 
-    fn is_live(&self, range: Units) -> bool {
+    fn is_live(&self, range: PageRange) -> bool {
         masks(range).all(|(word, mask)| self.live[word] & mask == mask)
     }
 
-    fn any_live(&self, range: Units) -> bool {
+    fn any_live(&self, range: PageRange) -> bool {
         masks(range).any(|(word, mask)| self.live[word] & mask != 0)
     }
 }
 
 /// The words of a bitmap that a range covers, with the covered bits of each.
-fn masks(range: Units) -> impl Iterator<Item = (usize, u64)> {
+fn masks(range: PageRange) -> impl Iterator<Item = (usize, u64)> {
     let (first, end) = (range.first, range.end());
     (first / 64..end.div_ceil(64)).map(move |word| {
         let low = if word == first / 64 { u64::MAX << (first % 64) } else { u64::MAX };
@@ -338,17 +309,17 @@ fn masks(range: Units) -> impl Iterator<Item = (usize, u64)> {
     })
 }
 
-fn units(offset: usize, len: usize) -> Units {
-    assert!(offset.is_multiple_of(KERNEL_PAGE), "offset {offset} is not a multiple of 4 KiB");
-    assert!(len.is_multiple_of(KERNEL_PAGE) && len > 0, "length {len} is not a multiple of 4 KiB");
-    Units { first: offset / KERNEL_PAGE, count: len / KERNEL_PAGE }
+fn pages(offset: usize, len: usize) -> PageRange {
+    assert!(offset.is_multiple_of(PAGE), "offset {offset} is not a multiple of 4 KiB");
+    assert!(len.is_multiple_of(PAGE) && len > 0, "length {len} is not a multiple of 4 KiB");
+    PageRange { first: offset / PAGE, count: len / PAGE }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const PAGE: usize = 16 * KERNEL_PAGE;
+    use crate::sys::vm::HUGE_PAGE;
 
     fn reserve(ranges: &RangeAllocator, len: usize, align: usize) -> Result<usize> {
         ranges.reserve(len, align, |_| Ok(()))
@@ -356,12 +327,12 @@ mod tests {
 
     #[test]
     fn ranges_are_aligned_disjoint_and_reused_after_release() {
-        let ranges = RangeAllocator::new(0, 64 * PAGE, PAGE).expect("a small space");
-        let a = reserve(&ranges, 3 * KERNEL_PAGE, KERNEL_PAGE).expect("fresh space");
+        let ranges = RangeAllocator::new(0, 64 * PAGE).expect("a small space");
+        let a = reserve(&ranges, 3 * PAGE, PAGE).expect("fresh space");
         let b = reserve(&ranges, PAGE, 4 * PAGE).expect("fresh space");
         assert_eq!((a, b), (0, 4 * PAGE));
         let c = reserve(&ranges, PAGE, PAGE).expect("the gap left by the alignment");
-        assert_eq!(c, PAGE);
+        assert_eq!(c, 3 * PAGE);
         ranges.release(b, PAGE);
         assert_eq!(reserve(&ranges, PAGE, 4 * PAGE).expect("just released"), b);
     }
@@ -369,7 +340,7 @@ mod tests {
     #[test]
     fn addresses_are_aligned_wherever_the_region_lies() {
         let base = 3 * HUGE_PAGE;
-        let ranges = RangeAllocator::new(base, 8 * HUGE_PAGE, PAGE).expect("a small space");
+        let ranges = RangeAllocator::new(base, 8 * HUGE_PAGE).expect("a small space");
         let a = reserve(&ranges, PAGE, 4 * HUGE_PAGE).expect("fresh space");
         assert_eq!(a, HUGE_PAGE, "at 4 chunks");
         ranges.release(a, PAGE);
@@ -382,7 +353,7 @@ mod tests {
 
     #[test]
     fn what_was_claimed_is_not_handed_out_until_it_is_released() {
-        let ranges = RangeAllocator::new(0, 64 * PAGE, PAGE).expect("a small space");
+        let ranges = RangeAllocator::new(0, 64 * PAGE).expect("a small space");
         let claim = |first: usize, pages: usize, all_free| {
             ranges.claim(first * PAGE, pages * PAGE, all_free, |_| Ok(()), |_| Ok(()))
         };
@@ -406,7 +377,7 @@ mod tests {
 
     #[test]
     fn a_full_space_says_so() {
-        let ranges = RangeAllocator::new(0, 4 * PAGE, PAGE).expect("a small space");
+        let ranges = RangeAllocator::new(0, 4 * PAGE).expect("a small space");
         reserve(&ranges, 3 * PAGE, PAGE).expect("fresh space");
         let error = reserve(&ranges, 2 * PAGE, PAGE).expect_err("one page is left");
         assert_eq!(error, Error::AddressSpace { len: ByteCount(2 * PAGE as u64) });
@@ -415,8 +386,8 @@ mod tests {
 
     #[test]
     fn what_is_handed_out_was_opened_once_and_little_more() {
-        let step = OPEN_STEP * KERNEL_PAGE;
-        let ranges = RangeAllocator::new(0, 3 * step + PAGE, PAGE).expect("a space");
+        let step = OPEN_STEP * PAGE;
+        let ranges = RangeAllocator::new(0, 3 * step + PAGE).expect("a space");
         let mut opened = 0;
         let mut reserve = |len| {
             let open = |range: Range<usize>| {
@@ -438,7 +409,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_opened_is_not_handed_out() {
-        let ranges = RangeAllocator::new(0, 4 * PAGE, PAGE).expect("a small space");
+        let ranges = RangeAllocator::new(0, 4 * PAGE).expect("a small space");
         let refused = Error::BadRange { reason: "refused".into() };
         let error = ranges.reserve(PAGE, PAGE, |_| Err(refused.clone()));
         assert_eq!(error.expect_err("it is closed"), refused);
@@ -447,24 +418,22 @@ mod tests {
 
     #[test]
     fn committing_counts_each_page_once_and_stops_at_the_capacity() {
-        let ranges = RangeAllocator::new(0, 64 * PAGE, PAGE).expect("a small space");
+        let ranges = RangeAllocator::new(0, 64 * PAGE).expect("a small space");
         reserve(&ranges, 8 * PAGE, PAGE).expect("fresh space");
-        let half = PAGE / 2;
         let commit = |offset, len| {
             let full = Error::BadRange { reason: "full".into() };
             ranges.commit(offset, len, |after| if after.pages > 2 { Err(full) } else { Ok(()) })
         };
-        commit(0, half).expect("the first page");
-        commit(half, half).expect("the same page's other half is free");
+        commit(0, PAGE).expect("the first page");
         assert_eq!(ranges.committed().pages, 1);
         commit(PAGE, 2 * PAGE).expect_err("three pages");
-        commit(PAGE + half, half).expect("the second page");
+        commit(PAGE, PAGE).expect("the second page");
         assert_eq!(ranges.committed().pages, 2);
     }
 
     #[test]
-    fn spans_are_counted_by_the_live_units_in_them() {
-        let ranges = RangeAllocator::new(0, 2 * HUGE_PAGE + 8 * PAGE, PAGE).expect("a small space");
+    fn spans_are_counted_by_the_live_pages_in_them() {
+        let ranges = RangeAllocator::new(0, 2 * HUGE_PAGE + 8 * PAGE).expect("a small space");
         reserve(&ranges, 2 * HUGE_PAGE + 8 * PAGE, PAGE).expect("fresh space");
         let mut seen = Committed::default();
         let mut commit = |offset, len| {
@@ -473,20 +442,21 @@ mod tests {
                 Ok(())
             };
             ranges.commit(offset, len, look).expect("nothing is refused");
-            (seen.pages, seen.chunks, seen.groups, seen.blocks)
+            (seen.pages, seen.chunks, seen.blocks)
         };
-        assert_eq!(commit(0, KERNEL_PAGE), (1, 1, 1, 1));
-        assert_eq!(commit(2 * KERNEL_PAGE, KERNEL_PAGE), (1, 1, 1, 1));
-        assert_eq!(commit(HUGE_PAGE - PAGE, 2 * PAGE), (3, 2, 1, 1));
-        assert_eq!(commit(2 * HUGE_PAGE + 7 * PAGE, PAGE), (4, 3, 1, 1), "the last, in part");
-        let of = Committed::of(3 * HUGE_PAGE as u64 + 1, 4096);
-        assert_eq!((of.pages, of.chunks, of.groups, of.blocks), (1537, 4, 4, 1));
+        assert_eq!(commit(0, PAGE), (1, 1, 1));
+        assert_eq!(commit(2 * PAGE, PAGE), (2, 1, 1));
+        assert_eq!(commit(HUGE_PAGE - PAGE, 2 * PAGE), (4, 2, 1));
+        assert_eq!(commit(2 * HUGE_PAGE + 7 * PAGE, PAGE), (5, 3, 1), "the last, in part");
+        let of = Committed::of(3 * HUGE_PAGE as u64 + 1);
+        assert_eq!((of.pages, of.chunks, of.blocks), (1537, 4, 1));
     }
 
     #[test]
     fn masks_cover_exactly_the_range() {
         for (first, count) in [(0, 1), (63, 2), (5, 59), (64, 64), (1, 200)] {
-            let bits: u32 = masks(Units { first, count }).map(|(_, mask)| mask.count_ones()).sum();
+            let bits: u32 =
+                masks(PageRange { first, count }).map(|(_, mask)| mask.count_ones()).sum();
             assert_eq!(bits as usize, count, "{first} + {count}");
         }
     }

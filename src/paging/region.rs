@@ -43,6 +43,7 @@ use crate::paging::fault::handler::Handler;
 use crate::paging::fault::supervisor::Supervisor;
 use crate::paging::fork;
 use crate::paging::limits::TwoLimits;
+use crate::paging::page::PAGE;
 use crate::paging::pager::memory::RegionMemory;
 use crate::paging::pager::{Pager, reclaim};
 use crate::paging::pins::Pins;
@@ -51,7 +52,6 @@ use crate::sys::messages::Deliver;
 use crate::sys::probe::{Memory, address_space};
 use crate::sys::signals::SignalsBlocked;
 use crate::sys::thread;
-use crate::sys::vm::KERNEL_PAGE;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::mpsc::Sender;
@@ -97,7 +97,7 @@ pub struct Region {
 /// Opens a region's account: its ceiling, and what it cannot work without.
 fn join(manager: &MemoryManager, name: &str, config: &RegionConfig) -> Result<Account> {
     let account = manager.join(name)?;
-    account.need(RegionConfig::limit_min(config.page))?;
+    account.need(RegionConfig::LIMIT_MIN)?;
     account.set_ceiling(config.limit);
     Ok(account)
 }
@@ -107,7 +107,7 @@ fn join(manager: &MemoryManager, name: &str, config: &RegionConfig) -> Result<Ac
 fn fixed_bytes(memory: &RegionMemory, handlers: usize) -> ByteCount {
     /// Kernel page tables of sparse arrays, small objects. Measured: `book/src/design/memory.md`.
     const OTHERS: usize = 256 << 10;
-    let (frames, page) = (memory.frames().count(), memory.table().page_bytes());
+    let (frames, page) = (memory.frames().count(), PAGE);
     let bytes = OTHERS
         + handlers * Handler::bytes(frames)
         + Evictor::bytes(frames)
@@ -122,12 +122,12 @@ fn fixed_bytes(memory: &RegionMemory, handlers: usize) -> ByteCount {
 ///
 /// # Errors
 /// [`Error::Config`] without the feature `encrypt`; else as `EncryptedStore::new`.
-fn encrypted(store: Arc<dyn Store>, block: ByteCount) -> Result<Arc<dyn Store>> {
+fn encrypted(store: Arc<dyn Store>) -> Result<Arc<dyn Store>> {
     #[cfg(feature = "encrypt")]
-    return Ok(Arc::new(crate::store::EncryptedStore::new(store, block)?));
+    return Ok(Arc::new(crate::store::EncryptedStore::new(store, ByteCount(PAGE as u64))?));
     #[cfg(not(feature = "encrypt"))]
     {
-        let _ = (store, block);
+        let _ = store;
         Err(Error::config("encrypt", "farheap was built without its feature `encrypt`"))
     }
 }
@@ -199,7 +199,7 @@ pub(crate) fn create(
     // Asked of a thread that ends. Later its start might wait for the handlers that it is for.
     thread::may_give_way();
     let store = match config.encrypt {
-        true => encrypted(store, config.page)?,
+        true => encrypted(store)?,
         false => store,
     };
     let store = OnlyUser::of(store)?;
@@ -271,7 +271,7 @@ impl Region {
     /// [`create`](Region::create) under a memory manager: `config.limit` is then a ceiling, the
     /// manager's limit holds for this region and all other consumers together, and temporary
     /// memory of the manager that does not fit may [spill](crate::limit::manager::Spill) here. As
-    /// much as the page size needs to work ([`RegionConfig::limit_min`]) is the region's floor.
+    /// much as it needs to work ([`RegionConfig::LIMIT_MIN`]) is the region's floor.
     ///
     /// # Errors
     /// As [`create`](Region::create); [`Error::TooManyConsumers`]; [`Error::LimitExceeded`] when
@@ -315,37 +315,18 @@ impl Region {
     pub unsafe fn unmap(&self, ptr: NonNull<u8>, len: ByteCount) -> Result<()> {
         let len = self.extents.whole_pages(len)?;
         // SAFETY: as the caller promises.
-        unsafe { self.extents.unmap(ptr, len, self.pager.page_bytes()) }
+        unsafe { self.extents.unmap(ptr, len) }
     }
 
-    /// [`map`](Region::map) in units of 4 KiB: of the last page, what lies behind the range may be in use
-    /// by others. For memory that is taken back in parts.
-    ///
-    /// # Errors
-    /// As [`map`](Region::map).
-    #[doc(hidden)]
-    pub fn map_part_pages(&self, len: ByteCount) -> Result<NonNull<u8>> {
-        let len = len.as_usize().next_multiple_of(KERNEL_PAGE);
-        let start = self.extents.map(len)?;
-        let tail = len % self.pager.page_bytes();
-        if tail > 0 {
-            // SAFETY: lies in what was just mapped.
-            let last = unsafe { start.add(len - tail) };
-            // SAFETY: the last part of what was just mapped, which nobody else uses.
-            unsafe { self.extents.clear(last, ByteCount(tail as u64)) };
-        }
-        Ok(start)
-    }
-
-    /// Gives the program a range of its choice, in units of 4 KiB, because it is about to map something there
-    /// (`MAP_FIXED`): what is free of it is nobody else's until it is [taken back](Region::unmap_part_pages). Returns
+    /// Gives the program a range of its choice, because it is about to map something there
+    /// (`MAP_FIXED`): what is free of it is nobody else's until it is [taken back](Region::unmap_parts). Returns
     /// how many bytes that were. `None`: not all of the range is free, and it was to be (`all_free`).
     ///
     /// # Errors
     /// As [`map`](Region::map); [`Error::BadRange`] when the range is not in this region, or a part of it is reserved
     /// for others.
     #[doc(hidden)]
-    pub fn claim_part_pages(
+    pub fn claim(
         &self,
         ptr: NonNull<u8>,
         len: ByteCount,
@@ -355,8 +336,8 @@ impl Region {
         Ok(claimed.map(|claimed| ByteCount(claimed as u64)))
     }
 
-    /// Takes back parts of what [`map_part_pages`](Region::map_part_pages) and
-    /// [`claim_part_pages`](Region::claim_part_pages) gave: any multiple of 4 KiB, in which parts may be free. Returns
+    /// Takes back parts of what [`map`](Region::map) and
+    /// [`claim`](Region::claim) gave, in which parts may be free. Returns
     /// how many bytes were not.
     ///
     /// # Errors
@@ -365,7 +346,7 @@ impl Region {
     /// # Safety
     /// As for [`unmap`](Region::unmap).
     #[doc(hidden)]
-    pub unsafe fn unmap_part_pages(&self, ptr: NonNull<u8>, len: ByteCount) -> Result<ByteCount> {
+    pub unsafe fn unmap_parts(&self, ptr: NonNull<u8>, len: ByteCount) -> Result<ByteCount> {
         // SAFETY: as the caller promises.
         let mapped = unsafe { self.extents.unmap_parts(ptr, len.as_usize()) }?;
         Ok(ByteCount(mapped as u64))
@@ -406,12 +387,6 @@ impl Region {
     #[must_use]
     pub fn is_here(&self) -> bool {
         self.pager.table().is_here()
-    }
-
-    /// Bytes that come and go as one.
-    #[must_use]
-    pub fn page_size(&self) -> ByteCount {
-        self.pager.table().page_size()
     }
 
     /// The memory manager that the region has joined, if it has.
@@ -511,7 +486,7 @@ impl Drop for Region {
         if self.wipe == Wipe::Off {
             self.pager.discard_freed_last();
         }
-        let (slots, page) = (self.pager.slots(), self.pager.page_bytes() as u64);
+        let (slots, page) = (self.pager.slots(), PAGE as u64);
         let used = ByteCount(slots.map().touched().0 * page);
         // SAFETY: the region is at its end, and nobody else keeps pages on its store.
         if let Err(error) = unsafe { crate::store::wipe(slots.store(), self.wipe, used) } {

@@ -5,6 +5,7 @@ use crate::base::units::{ByteCount, PageCount};
 use crate::for_region_stats;
 use crate::paging::counters::Counters;
 use crate::paging::kernel_filled;
+use crate::paging::page::PAGE;
 use crate::paging::pager::Pager;
 
 /// The value of a counter, by the kind of its row.
@@ -42,7 +43,7 @@ impl Stats {
     pub(in crate::paging) fn of(pager: &Pager, committed: PageCount) -> Stats {
         let counters = pager.counters();
         let counted = snapshot_of(counters);
-        let page = pager.page_bytes() as u64;
+        let page = PAGE as u64;
         // Charged, and no memory.
         let absent =
             kernel_filled::open_but_absent(pager.memory()).0 + pager.pool().charged_ahead();
@@ -54,7 +55,6 @@ impl Stats {
             resident_bytes_max: pager.budget().charged_max(),
             committed_bytes: ByteCount(committed.0 * page),
             stored_bytes: ByteCount(pager.slots().map().in_use().0 * page),
-            page_bytes: ByteCount(page),
             bytes_read: ByteCount(counted.pages_in * page),
             bytes_written: ByteCount(counted.pages_out * page),
             reads_in_flight_max: counters.reads_in_flight.reading_max(),

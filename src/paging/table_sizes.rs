@@ -4,23 +4,21 @@
 //! of all that is allocated fit; `tables` charges them when they are used.
 
 use crate::base::units::{ByteCount, PageCount, SlotCount};
+use crate::paging::page::{CHUNK_PAGES, PAGE};
 use crate::store::slots::GROUP_SLOTS;
-use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE};
 
-/// Pages whose words share a kernel page.
-pub(in crate::paging) const GROUP_PAGES: u64 = (KERNEL_PAGE / 8) as u64;
-/// Pages whose tags in the policy share a kernel page.
-pub(in crate::paging) const BLOCK_PAGES: u64 = KERNEL_PAGE as u64;
+/// Pages whose tags in the policy share a page.
+pub(in crate::paging) const BLOCK_PAGES: u64 = PAGE as u64;
 
 /// Bytes of a chunk's page table.
-pub(in crate::paging) const CHUNK_TABLE: u64 = KERNEL_PAGE as u64;
-/// Bytes of a group: page words, and the policy's words.
-pub(in crate::paging) const GROUP_TABLES: u64 = 2 * KERNEL_PAGE as u64;
+pub(in crate::paging) const CHUNK_TABLE: u64 = PAGE as u64;
+/// Bytes of a chunk's page words, and of the policy's.
+pub(in crate::paging) const CHUNK_WORDS: u64 = 2 * PAGE as u64;
 /// Bytes of a block: the policy's tags, and what is noted of returns.
-pub(in crate::paging) const BLOCK_TABLES: u64 = 2 * KERNEL_PAGE as u64;
+pub(in crate::paging) const BLOCK_TABLES: u64 = 2 * PAGE as u64;
 /// Bytes of a slot's hash and its bits in the slot map.
-pub(in crate::paging) const SLOT_TABLES: u64 = 17;
-/// The same of the slots whose hashes share a kernel page.
+pub(in crate::paging) const SLOT_TABLES: u64 = 9;
+/// The same of the slots whose hashes share a page.
 pub(in crate::paging) const SLOT_GROUP_TABLES: u64 = GROUP_SLOTS * SLOT_TABLES;
 /// Bytes that the policy keeps of each page of its main set.
 pub(in crate::paging) const RESIDENT_TABLES: u64 = 4;
@@ -37,20 +35,14 @@ const PART: u64 = 2;
 pub(in crate::paging) struct Committed {
     pub(in crate::paging) pages: u64,
     pub(in crate::paging) chunks: u64,
-    pub(in crate::paging) groups: u64,
     pub(in crate::paging) blocks: u64,
 }
 
 impl Committed {
     /// The spans that `bytes` take when they begin at a multiple of all spans.
-    pub(in crate::paging) fn of(bytes: u64, page_bytes: u64) -> Committed {
-        let spans = |pages: u64| bytes.div_ceil(pages.saturating_mul(page_bytes));
-        Committed {
-            pages: spans(1),
-            chunks: bytes.div_ceil(HUGE_PAGE as u64),
-            groups: spans(GROUP_PAGES),
-            blocks: spans(BLOCK_PAGES),
-        }
+    pub(in crate::paging) fn of(bytes: u64) -> Committed {
+        let spans = |pages: u64| bytes.div_ceil(pages * PAGE as u64);
+        Committed { pages: spans(1), chunks: spans(CHUNK_PAGES as u64), blocks: spans(BLOCK_PAGES) }
     }
 
     /// Each count joined with the other's.
@@ -62,7 +54,6 @@ impl Committed {
         Committed {
             pages: join(self.pages, other.pages),
             chunks: join(self.chunks, other.chunks),
-            groups: join(self.groups, other.groups),
             blocks: join(self.blocks, other.blocks),
         }
     }
@@ -77,8 +68,7 @@ pub(in crate::paging) fn tables_max(
     let stored = committed.pages.saturating_add(committed.pages / 4).saturating_add(SLOTS_READY);
     let slots = stored.min(slots.0).next_multiple_of(GROUP_SLOTS);
     let sum = [
-        (committed.chunks, CHUNK_TABLE),
-        (committed.groups, GROUP_TABLES),
+        (committed.chunks, CHUNK_TABLE + CHUNK_WORDS),
         (committed.blocks, BLOCK_TABLES),
         (slots, SLOT_TABLES),
         (resident.0, RESIDENT_TABLES),

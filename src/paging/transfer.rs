@@ -27,6 +27,7 @@ use crate::base::units::SlotId;
 use crate::paging::counters::Counters;
 use crate::paging::page::frames::Frames;
 use crate::paging::page::word::FrameId;
+use crate::paging::page::{CHUNK_PAGES, PAGE};
 use crate::paging::pager::Pager;
 use crate::paging::pager::slot_store::SlotStore;
 use crate::store::{Completion, Op, Queue, Request, SEGMENTS_MAX, Segment, queue_bytes};
@@ -260,11 +261,11 @@ impl Transfers {
     /// Maximum number of pages of one request. A run of frames is written whole.
     pub(in crate::paging) fn pages_max(&self, op: Op, is_run: bool) -> usize {
         let bytes = match (op, is_run) {
-            (Op::Write, true) => return self.pager.frames().run_frames(),
+            (Op::Write, true) => return CHUNK_PAGES,
             (Op::Read, false) => READ_BYTES_MAX,
             (Op::Read, true) | (Op::Write, false) => LONG_BYTES_MAX,
         };
-        (bytes / self.pager.page_bytes()).max(1)
+        (bytes / PAGE).max(1)
     }
 
     /// How many of the first `frames`, whose slots follow each other, go by one request. A run of frames goes alone.
@@ -292,7 +293,7 @@ impl Transfers {
         frames.iter().for_each(|frame| transfer.push(*frame));
         let mut segments = [Segment { ptr: std::ptr::null_mut(), len: 0 }; SEGMENTS_MAX];
         for (segment, (first, len)) in segments.iter_mut().zip(transfer.segments()) {
-            let len = usize::from(len) * self.pager.page_bytes();
+            let len = usize::from(len) * PAGE;
             *segment = Segment { ptr: self.pager.frames().ptr(first), len };
         }
         let token = self.under_way.put(transfer);
@@ -337,7 +338,7 @@ impl Transfers {
 
     fn failed(&self, of: &Transfer, errno: i32) -> Error {
         let op = if of.aim.op() == Op::Read { "read" } else { "write" };
-        let len = (of.pages * self.pager.page_bytes()) as u64;
+        let len = (of.pages * PAGE) as u64;
         self.pager.slots().failed(op, Some(of.slot), len, errno)
     }
 

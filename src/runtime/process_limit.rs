@@ -359,7 +359,7 @@ impl ProcessLimit {
             return;
         }
         let Some(of_files) = self.statm.of_files() else { return };
-        let read = pages_in(region) * region.page_size().0;
+        let read = pages_in(region) * crate::sys::vm::KERNEL_PAGE as u64;
         if of_files.0 >= self.limit().0 / CODE_MIN && read >= left.read + of_files.0 {
             (left.drop)();
             left.read = read;

@@ -42,8 +42,8 @@ use crate::base::sync::Rank;
 use crate::base::units::{SlotCount, SlotId};
 use crate::sys::signals::FaultLock;
 
-/// Slots that wake and sleep together: those whose hashes, 16 bytes each, share a kernel page.
-pub(crate) const GROUP_SLOTS: u64 = 256;
+/// Slots that wake and sleep together: those whose hashes, 8 bytes each, share a kernel page.
+pub(crate) const GROUP_SLOTS: u64 = 512;
 
 /// Runs looked at before the longest of them is taken. More find longer runs on a fragmented
 /// store, under the lock.

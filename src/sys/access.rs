@@ -1,4 +1,4 @@
-//! Memory whose protection the program has chosen: brought in, or given up, all the same; and the effects of its
+//! Memory whose protection the program has chosen: given up all the same; and the effects of its
 //! advice. Uses `vm`; used by what does `madvise(2)` for the program.
 
 #![expect(unsafe_code, reason = "changes protections, and drops memory that the program gives up")]
@@ -25,7 +25,7 @@ use std::ptr::NonNull;
 pub(crate) unsafe fn drop_inherited(start: usize, len: usize) -> Result<()> {
     /// Each time the page would have to leave between a read and the call that follows it.
     const TRIES_MAX: u32 = 16;
-    with_access(start, len, libc::MADV_POPULATE_WRITE, |place, len| {
+    with_access(start, len, |place, len| {
         for _ in 0..TRIES_MAX {
             // SAFETY: as the caller promises.
             if unsafe { madvise(place.cast(), len, libc::MADV_DONTNEED) }.is_err() {
@@ -44,33 +44,9 @@ pub(crate) unsafe fn drop_inherited(start: usize, len: usize) -> Result<()> {
     })
 }
 
-/// Brings the page of an address into memory, whatever its protection, which stays as it is; `may_touch` tells whether
-/// it is to be read where the kernel does not bring it in by itself.
-///
-/// # Errors
-/// As [`drop_inherited`].
-pub(crate) fn bring_in(addr: usize, may_touch: impl Fn() -> bool) -> Result<()> {
-    with_access(
-        addr / KERNEL_PAGE * KERNEL_PAGE,
-        KERNEL_PAGE,
-        libc::MADV_POPULATE_READ,
-        |place, _| {
-            if may_touch() {
-                // SAFETY: mapped and readable at the moment; a volatile read of a byte others may write is discarded.
-                let _ = unsafe { place.read_volatile() };
-            }
-        },
-    )
-}
-
 /// Calls `act` with parts of a range, in kernel pages, that can be read and written meanwhile, whatever their
-/// protection, which stays as it is. `populate` is the advice by which they are brought in.
-fn with_access(
-    start: usize,
-    len: usize,
-    populate: i32,
-    mut act: impl FnMut(NonNull<u8>, usize),
-) -> Result<()> {
+/// protection, which stays as it is.
+fn with_access(start: usize, len: usize, mut act: impl FnMut(NonNull<u8>, usize)) -> Result<()> {
     if !start.is_multiple_of(KERNEL_PAGE) {
         return Err(Error::BadRange { reason: "does not begin at a multiple of 4 KiB".into() });
     }
@@ -82,7 +58,7 @@ fn with_access(
         let mut len = HUGE_PAGE.min(end - at);
         // Tells by the way whether they may be accessed (5.14), as reading the list below would.
         // SAFETY: gives the pages memory, and changes nothing of what they hold.
-        if unsafe { madvise(place, len, populate) }.is_ok() {
+        if unsafe { madvise(place, len, libc::MADV_POPULATE_WRITE) }.is_ok() {
             act(place.cast(), len);
         } else {
             let (until, before) = protection(at).ok_or_else(unmapped)?;

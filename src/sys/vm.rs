@@ -312,36 +312,6 @@ impl Mapping {
         self.advise(offset, len, libc::MADV_HUGEPAGE)
     }
 
-    /// Gives memory to the parts of `[offset, offset + len)` that have none; contents stay. See
-    /// `madvise(2)`, `MADV_POPULATE_WRITE` (5.14). Where a sandbox refuses it, the pages are touched.
-    ///
-    /// # Errors
-    /// [`Error::Os`] when the kernel is too old or out of memory.
-    pub(crate) fn populate(&self, offset: usize, len: usize) -> Result<()> {
-        match self.advise(offset, len, libc::MADV_POPULATE_WRITE) {
-            Err(Error::Os { errno: libc::EPERM, .. }) => {
-                (offset..offset + len).step_by(KERNEL_PAGE).for_each(|at| self.touch(at));
-                Ok(())
-            }
-            advised => advised,
-        }
-    }
-
-    /// Writes a byte as it is.
-    fn touch(&self, offset: usize) {
-        use std::sync::atomic::AtomicU8;
-        // SAFETY: in bounds, as the advice was.
-        let byte = unsafe { self.as_ptr().add(offset) };
-        // SAFETY: as above; others use it by atomic operations, if at all.
-        let byte = unsafe { AtomicU8::from_ptr(byte) };
-        let mut seen = byte.load(Ordering::Relaxed);
-        // Not `fetch_or(0)`, which compilers replace by a fence and a load.
-        while let Err(now) = byte.compare_exchange(seen, seen, Ordering::Relaxed, Ordering::Relaxed)
-        {
-            seen = now;
-        }
-    }
-
     /// Calls `act` while code may run in a part of the mapping, or without that where the system forbids it.
     pub(crate) fn while_executable<T>(
         &self,

@@ -45,7 +45,7 @@ fn ranged(number: libc::c_long, stretch: &Stretch, range: Range<usize>, last: i3
 
 /// Ranges of every kind: parts of pages, and all.
 fn ranges(ground: &Ground) -> Vec<Range<usize>> {
-    let page = ground.page.max(4 * UNIT);
+    let page = 4 * UNIT;
     vec![UNIT..3 * UNIT, page - UNIT..2 * page + UNIT, 0..ground.far.len]
 }
 
@@ -288,12 +288,12 @@ fn look(at: usize) -> Result<Vec<u8>, Errno> {
 /// A page and a half in the middle.
 fn hole(ground: &Ground) -> Range<usize> {
     let start = ground.far.len / 2;
-    start..start + ground.page + (ground.page / 2).next_multiple_of(UNIT)
+    start..start + 2 * UNIT
 }
 
 fn assert_alike_around(ground: &Ground, what: &str, hole: &Range<usize>) {
     // The page that lost a part may have lost all of it, if it was on the device.
-    let (start, end) = (hole.start, hole.end.next_multiple_of(ground.page));
+    let (start, end) = (hole.start, hole.end.next_multiple_of(UNIT));
     ground.assert_alike_in(what, 0..start);
     ground.assert_alike_in(what, end..ground.far.len);
 }
@@ -383,10 +383,10 @@ fn memory_mapped_over_far_memory_is_the_programs(ground: &Ground) {
 fn memory_mapped_over_fresh_far_memory_is_the_programs(ground: &Ground) {
     ground.spoiled.store(true, Ordering::Relaxed);
     for over in Over::ALL {
-        let fresh = allocate((2 * ground.page).max(4 << 20));
+        let fresh = allocate(4 << 20);
         fresh.fill(9);
         let start = fresh.len / 2 + UNIT;
-        let hole = start..start + ground.page.max(4 * UNIT) / 2;
+        let hole = start..start + 2 * UNIT;
         over.map(&fresh, &hole);
         use_mapped(ground, &fresh, &hole, |what| {
             for at in (0..hole.start).chain(hole.end..fresh.len).step_by(8) {
@@ -398,11 +398,11 @@ fn memory_mapped_over_fresh_far_memory_is_the_programs(ground: &Ground) {
 
 /// book/src/reference/limits.md: what the program has mapped over far memory ends with the allocation.
 fn memory_freed_after_it_was_mapped_over_is_far_memory(ground: &Ground) {
-    let len = (4 * ground.page).max(4 << 20);
+    let len = 4 << 20;
     for over in Over::ALL {
         let lent = allocate(len);
         lent.fill(3);
-        let hole = len / 2 + UNIT..len / 2 + 2 * UNIT + ground.page;
+        let hole = len / 2 + UNIT..len / 2 + 3 * UNIT;
         over.map(&lent, &hole);
         hole.clone().step_by(8).for_each(|at| lent.set_word(at, 5));
         ground.await_passes(1);
@@ -463,7 +463,7 @@ fn moved_away(ground: &Ground) {
 
 fn sealed_memory_keeps_its_bytes(ground: &Ground) {
     const SYS_MSEAL: libc::c_long = 462;
-    let range = ground.page..2 * ground.page;
+    let range = UNIT..2 * UNIT;
     let sealed = call(SYS_MSEAL, &[ground.far.at(range.start), range.len(), 0]);
     match sealed {
         Ok(_) => ground.spoiled.store(true, Ordering::Relaxed),

@@ -132,8 +132,8 @@ const CHILDREN: &[Row] = &[
     (
         "write",
         |ground, _| {
-            ground.far.set_word(ground.page, 1);
-            right(ground.far.word(ground.page) == 1)
+            ground.far.set_word(UNIT, 1);
+            right(ground.far.word(UNIT) == 1)
         },
         Needs::Content,
     ),
@@ -315,7 +315,7 @@ fn children_in_a_row_while_threads_start_and_end(ground: &Ground) {
 /// A child gives a part of a page up that it has put into a pipe.
 fn memory_that_a_child_drops_is_zero(ground: &Ground) {
     const LEN: usize = 2 * UNIT;
-    for at in [0, ground.page + UNIT, 3 * ground.page - LEN] {
+    for at in [0, UNIT + UNIT, 3 * UNIT - LEN] {
         ground.far.fill(at as u64);
         ground.near.fill(at as u64);
         drop(ground.evict_far());
@@ -348,7 +348,7 @@ fn memory_that_a_child_drops_is_zero(ground: &Ground) {
 
 /// Libraries that register memory with devices keep it from children, and take that back.
 fn advice_about_children_shows_them_no_zeros(ground: &Ground) {
-    let range = ground.page + UNIT..2 * ground.page + 2 * UNIT;
+    let range = UNIT + UNIT..2 * UNIT + 2 * UNIT;
     for advice in [
         &[libc::MADV_DONTFORK][..],
         &[libc::MADV_DOFORK],

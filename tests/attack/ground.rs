@@ -54,21 +54,16 @@ const fn way(name: &'static str, conf: &'static str) -> Way {
 
 /// Handler threads, which serve faults of system calls too.
 pub(crate) const HANDLER: &[Way] = &[
-    way("4KiB", "page:4KiB,far_limit:8MiB"),
-    way("64KiB", "page:64KiB,far_limit:8MiB"),
-    way("2MiB", "page:2MiB,far_limit:128MiB"),
-    way("4KiB move", "page:4KiB,far_limit:8MiB,install:move"),
-    way("64KiB copy", "page:64KiB,far_limit:8MiB,install:copy"),
-    way("2MiB copy", "page:2MiB,far_limit:128MiB,install:copy"),
+    way("small", "far_limit:8MiB"),
+    way("chunks", "far_limit:32MiB"),
+    way("copy", "far_limit:8MiB,install:copy"),
 ];
 
 /// System calls fail with `EFAULT` where a page is not resident.
 const USER: &[Way] = &[
-    way("in-thread 4KiB", "page:4KiB,far_limit:8MiB,mode:in_thread"),
-    way("in-thread 64KiB", "page:64KiB,far_limit:8MiB,mode:in_thread"),
-    way("in-thread 2MiB", "page:2MiB,far_limit:128MiB,mode:in_thread"),
-    way("in-thread 64KiB copy", "page:64KiB,far_limit:8MiB,mode:in_thread,install:copy"),
-    Way { name: "user mode 64KiB", conf: "page:64KiB,far_limit:8MiB", user_mode_only: true },
+    way("in-thread", "far_limit:8MiB,mode:in_thread"),
+    way("in-thread copy", "far_limit:8MiB,mode:in_thread,install:copy"),
+    Way { name: "user mode", conf: "far_limit:8MiB", user_mode_only: true },
 ];
 
 pub(crate) fn all() -> Vec<Way> {
@@ -225,7 +220,6 @@ pub(crate) fn stamp(number: u64, at: usize) -> u64 {
 pub(crate) struct Ground {
     pub(crate) way: Way,
     pub(crate) heap: Heap,
-    pub(crate) page: usize,
     pub(crate) limit: usize,
     /// System calls may touch far memory that is not resident.
     pub(crate) kernel: bool,
@@ -244,24 +238,22 @@ impl Ground {
     /// `None`, with the reason printed, where this is not permitted.
     fn new(way: Way, seed: u64) -> Option<Ground> {
         // A small span: what locks everything goes through all of it.
-        let span = if way.conf.contains("2MiB") { "512MiB" } else { "128MiB" };
-        let conf = format!("{},capacity:1GiB,span:{span}{}", way.conf, place());
+        let conf = format!("{},capacity:1GiB,span:256MiB{}", way.conf, place());
         let config = crate::common::config(&conf).build().expect("options");
-        let (page, limit) = (config.page().as_usize(), config.far_limit().as_usize());
+        let limit = config.far_limit().as_usize();
         let heap = heap(&conf)?;
         let kernel = heap.region().serves_kernel_faults() && !way.conf.contains("in_thread");
         if HANDLER.contains(&way) && !kernel {
             println!("skipped: faults of system calls are not served without privileges");
             return None;
         }
-        let len = (1 << 20).max(4 * page);
+        let len = 1 << 20;
         let (far, near) = (allocate(len), map(len));
         far.fill(seed);
         near.fill(seed);
         Some(Ground {
             way,
             heap,
-            page,
             limit,
             kernel,
             seed,
@@ -327,7 +319,7 @@ impl Ground {
     /// Evicts what is attacked, again and again. An error is no end: some attacks forbid it.
     fn evict(&self) {
         // Long enough to use what came back; large pages take longer.
-        let pause = Duration::from_micros(5000 + self.page as u64 / 100);
+        let pause = Duration::from_millis(5);
         while !self.stop.load(Ordering::Relaxed) {
             drop(self.evict_far());
             std::thread::sleep(pause);
@@ -343,7 +335,6 @@ impl Ground {
     /// How many times an attack is repeated: `times` in every change, more when asked for, fewer otherwise.
     pub(crate) fn rounds(&self, times: usize) -> usize {
         let factor = std::env::var("FARHEAP_ATTACK_ROUNDS").ok().and_then(|text| text.parse().ok());
-        let times = if self.page > 1 << 20 { times.div_ceil(4) } else { times };
         factor.map_or_else(|| amount(times), |factor: usize| times * factor)
     }
 

@@ -102,7 +102,7 @@ const WORK: &[Row] = &[
         ground.heap.purge();
     }),
     ("discard", |ground, round| {
-        let block = allocate(ground.page.max(1 << 20)); // At least a page: parts are not dropped.
+        let block = allocate(1 << 20);
         block.set_word(8 * UNIT, round);
         let (start, len) = (block.at(0) as *const u8, ByteCount(block.len as u64));
         // SAFETY: the block is this function's, and without references to it.

@@ -136,17 +136,13 @@ pub(crate) fn heap_under(manager: &Arc<MemoryManager>, conf: &str) -> Option<Hea
     where_permitted(conf, config(conf).manager(manager).start())
 }
 
-/// The options of a text, in which `install:copy`, `install:move` and `io:sync` force the ways of other
+/// The options of a text, in which `install:copy` and `io:sync` force the ways of other
 /// kernels.
 pub(crate) fn config(conf: &str) -> Builder {
     let (mut install, mut io) = (Install::Auto, IoEngine::Auto);
     let is_option = |entry: &&str| match *entry {
         "install:copy" => {
             install = Install::Copy;
-            false
-        }
-        "install:move" => {
-            install = Install::Move;
             false
         }
         "io:sync" => {

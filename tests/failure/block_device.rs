@@ -183,7 +183,7 @@ impl OnDevice {
 
     fn with_deadline(device: &str, pages: usize, deadline: Duration) -> OnDevice {
         let store = BlockStore::open(device, None).expect("a block device");
-        let config = config(4, Install::Auto).deadline(deadline);
+        let config = config(Install::Auto).deadline(deadline);
         let region = Region::create(config, Arc::new(store)).expect("root may do everything");
         let len = ByteCount((pages * PAGE) as u64);
         let base = region.map(len).expect("the device has room").as_ptr() as usize;

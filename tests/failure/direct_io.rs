@@ -83,9 +83,9 @@ fn check_unit(addr: usize, unit: usize) {
 
 /// A region eight times its limit, and threads that keep it under pressure while `body` runs.
 /// `false` where that is not permitted.
-fn under_pressure(page_kib: u64, install: Install, body: impl FnOnce(&Far, usize)) -> bool {
-    let config = config(page_kib, install);
-    let pages = (config.limit.0 * 2 / config.page.0) as usize;
+fn under_pressure(install: Install, body: impl FnOnce(&Far, usize)) -> bool {
+    let config = config(install);
+    let pages = (config.limit.0 * 2 / 4096) as usize;
     let Some(far) = Far::new(config, pages, 1) else { return false };
     if !far.region.serves_kernel_faults() {
         println!("skipped: faults of system calls are not served without privileges");
@@ -112,10 +112,7 @@ fn under_pressure(page_kib: u64, install: Install, body: impl FnOnce(&Far, usize
         drop(stopped);
     });
     let stats = far.stats();
-    println!(
-        "{page_kib} KiB {install:?}: {} pages out, {} busy",
-        stats.pages_out, stats.evict_busy
-    );
+    println!("{install:?}: {} pages out, {} busy", stats.pages_out, stats.evict_busy);
     assert!(stats.pages_out > 0, "there was no pressure");
     assert_eq!((stats.poisoned, stats.panics), (0, 0));
     true
@@ -167,12 +164,12 @@ fn whole(_: &Far, _: usize) -> bool {
 
 type Prepare = fn(&Far, usize) -> bool;
 
-fn preads(name: &'static str, page_kib: u64, install: Install, prepare: Prepare) -> bool {
+fn preads(name: &'static str, install: Install, prepare: Prepare) -> bool {
     const THREADS: usize = 4;
     let _watchdog = watchdog(name, LIMIT);
     let seed = seed(name);
     let known = Known::new(name);
-    under_pressure(page_kib, install, |far, units| {
+    under_pressure(install, |far, units| {
         if !prepare(far, units) {
             return;
         }
@@ -197,7 +194,7 @@ fn preads(name: &'static str, page_kib: u64, install: Install, prepare: Prepare)
     })
 }
 
-fn uring_reads(name: &'static str, page_kib: u64, install: Install) {
+fn uring_reads(name: &'static str, install: Install) {
     let _watchdog = watchdog(name, LIMIT);
     let mut dice = Dice::new(seed(name));
     let known = Known::new(name);
@@ -205,7 +202,7 @@ fn uring_reads(name: &'static str, page_kib: u64, install: Install) {
         println!("skipped: io_uring is not permitted here");
         return;
     };
-    under_pressure(page_kib, install, |far, units| {
+    under_pressure(install, |far, units| {
         let fd = types::Fd(known.file.as_raw_fd());
         for _ in 0..reads(install).div_ceil(DEPTH) {
             let mut batch = Vec::new();
@@ -239,38 +236,22 @@ fn uring_reads(name: &'static str, page_kib: u64, install: Install) {
 }
 
 #[test]
-fn direct_reads_into_4k_pages_lose_nothing() {
-    preads("preads-4k", 4, Install::Auto, whole);
-}
-
-#[test]
-fn direct_reads_into_64k_pages_lose_nothing() {
-    preads("preads-64k", 64, Install::Auto, whole);
-}
-
-#[test]
-fn direct_reads_into_2m_pages_lose_nothing() {
-    preads("preads-2m", 2048, Install::Auto, whole);
-}
-
-#[test]
-fn direct_reads_with_move_only_lose_nothing() {
-    preads("preads-move", 4, Install::Move, whole);
+fn direct_reads_lose_nothing() {
+    preads("preads", Install::Auto, whole);
 }
 
 #[test]
 fn direct_reads_under_a_pin_lose_nothing_without_move() {
-    let _ran = preads("preads-copy", 4, Install::Copy, whole)
-        && preads("preads-copy-64k", 64, Install::Copy, whole);
+    preads("preads-copy", Install::Copy, whole);
 }
 
 #[test]
 fn direct_reads_into_pages_of_several_mappings_lose_nothing() {
-    let _ran = [16, 64, 2048].iter().all(|kib| preads("preads-split", *kib, Install::Auto, split));
+    preads("preads-split", Install::Auto, split);
 }
 
 /// A buffer that io_uring keeps pinned is read and written by the device however long it is registered.
-fn registered_buffers(name: &'static str, page_kib: u64, prepare: Prepare) -> bool {
+fn registered_buffers(name: &'static str, prepare: Prepare) -> bool {
     const PAGES: usize = 4;
     let _watchdog = watchdog(name, LIMIT);
     let mut dice = Dice::new(seed(name));
@@ -287,7 +268,7 @@ fn registered_buffers(name: &'static str, page_kib: u64, prepare: Prepare) -> bo
         let done = ring.completion().next().expect("waited for").result();
         assert_eq!(done, UNIT as i32);
     };
-    under_pressure(page_kib, Install::Auto, |far, units| {
+    under_pressure(Install::Auto, |far, units| {
         let buffer = libc::iovec { iov_base: far.addr(0) as *mut _, iov_len: PAGES * far.page };
         // SAFETY: the region outlives the ring's use of it.
         if let Err(error) = unsafe { ring.submitter().register_buffers(&[buffer]) } {
@@ -316,33 +297,17 @@ fn registered_buffers(name: &'static str, page_kib: u64, prepare: Prepare) -> bo
 
 #[test]
 fn registered_buffers_in_pages_of_several_mappings_lose_nothing() {
-    let _ran =
-        [4, 16, 64, 2048].iter().all(|kib| registered_buffers("registered-split", *kib, split));
+    registered_buffers("registered-split", split);
 }
 
 #[test]
-fn uring_reads_into_4k_pages_lose_nothing() {
-    uring_reads("uring-4k", 4, Install::Auto);
-}
-
-#[test]
-fn uring_reads_into_64k_pages_lose_nothing() {
-    uring_reads("uring-64k", 64, Install::Auto);
-}
-
-#[test]
-fn uring_reads_into_2m_pages_lose_nothing() {
-    uring_reads("uring-2m", 2048, Install::Auto);
-}
-
-#[test]
-fn uring_reads_with_move_only_lose_nothing() {
-    uring_reads("uring-move", 4, Install::Move);
+fn uring_reads_lose_nothing() {
+    uring_reads("uring", Install::Auto);
 }
 
 #[test]
 fn uring_reads_under_a_pin_lose_nothing_without_move() {
-    uring_reads("uring-copy", 4, Install::Copy);
+    uring_reads("uring-copy", Install::Copy);
 }
 
 /// Calls that copy in the kernel: pipes, `process_vm_readv`, futexes.
@@ -350,8 +315,8 @@ fn uring_reads_under_a_pin_lose_nothing_without_move() {
 fn system_calls_find_far_pages_that_are_out() {
     const ROUNDS: usize = 300;
     let _watchdog = watchdog("system calls", LIMIT);
-    for (page, install) in [(4, Install::Auto), (64, Install::Auto), (4, Install::Copy)] {
-        let permitted = under_pressure(page, install, |far, units| {
+    for install in [Install::Auto, Install::Copy] {
+        let permitted = under_pressure(install, |far, units| {
             let mut dice = Dice::new(7);
             let (mut out, mut into) = std::io::pipe().expect("a pipe");
             for round in 0..ROUNDS {

@@ -117,7 +117,7 @@ pub(crate) fn stamp(page: usize) -> u64 {
 impl Far {
     /// A region with `pages` pages mapped on a store that breaks on demand, twice as large.
     pub(crate) fn new(config: RegionConfig, pages: usize, seed: u64) -> Option<Far> {
-        let page = config.page.as_usize();
+        let page = 4096;
         let len = ByteCount((pages * page) as u64);
         let capacity = ByteCount((len.0 * 2).max(64 << 20));
         let memory: Arc<dyn Store> = Arc::new(MemStore::new(capacity).expect("memory for a store"));
@@ -234,19 +234,16 @@ pub(crate) fn write_word(addr: usize, value: u64) {
 }
 
 /// A region of the smallest limit.
-pub(crate) fn config(page_kib: u64, install: Install) -> RegionConfig {
-    let page = ByteCount::kib(page_kib);
+pub(crate) fn config(install: Install) -> RegionConfig {
     RegionConfig::new()
-        .limit(RegionConfig::limit_min(page))
-        .page(page)
+        .limit(RegionConfig::LIMIT_MIN)
         .install(install)
         .span(ByteCount::gib(1))
         .readahead(false)
 }
 
 /// The ways pages come and go.
-pub(crate) const WAYS: &[(u64, Install)] =
-    &[(4, Install::Auto), (4, Install::Copy), (64, Install::Auto), (64, Install::Copy)];
+pub(crate) const WAYS: &[Install] = &[Install::Auto, Install::Copy];
 
 /// Set by cases whose threads run until told to stop.
 #[derive(Debug, Default)]

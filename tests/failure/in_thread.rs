@@ -13,16 +13,16 @@ use farheap::region::{Advice, FaultMode, Install, RegionConfig};
 use farheap::store::Op;
 use std::time::{Duration, Instant};
 
-fn in_thread(page_kib: u64, install: Install) -> RegionConfig {
-    config(page_kib, install).mode(FaultMode::InThread)
+fn in_thread(install: Install) -> RegionConfig {
+    config(install).mode(FaultMode::InThread)
 }
 
 #[test]
 fn a_read_error_that_passes_is_not_seen_in_thread() {
     let _watchdog = watchdog("transient, in thread", HUNG);
     let seed = seed("transient, in thread");
-    for (page, install) in [(4, Install::Auto), (4, Install::Copy), (64, Install::Auto)] {
-        let Some(far) = Far::new(in_thread(page, install), PAGES, seed) else { return };
+    for install in [Install::Auto, Install::Copy] {
+        let Some(far) = Far::new(in_thread(install), PAGES, seed) else { return };
         far.store(0..PAGES);
         far.control.fail_next(Op::Read, 2, libc::EIO);
         far.check(1..2);
@@ -32,7 +32,7 @@ fn a_read_error_that_passes_is_not_seen_in_thread() {
         far.check(3..4);
         let stats = far.stats();
         let seen = (stats.read_errors, stats.checksum_errors, stats.poisoned);
-        assert_eq!(seen, (4, 2, 0), "{page} KiB {install:?}");
+        assert_eq!(seen, (4, 2, 0), "{install:?}");
         far.expect_healthy();
     }
 }
@@ -40,8 +40,8 @@ fn a_read_error_that_passes_is_not_seen_in_thread() {
 #[test]
 fn read_errors_of_seconds_are_waited_out_in_thread() {
     let _watchdog = watchdog("errors for seconds, in thread", HUNG);
-    for (page, install) in [(4, Install::Auto), (4, Install::Copy), (64, Install::Auto)] {
-        let Some(far) = Far::new(in_thread(page, install), PAGES, 1) else { return };
+    for install in [Install::Auto, Install::Copy] {
+        let Some(far) = Far::new(in_thread(install), PAGES, 1) else { return };
         crate::reads::wait_out_errors(&far);
         far.expect_healthy();
     }
@@ -79,18 +79,9 @@ fn corrupt_reads(far: &Far, count: u64) {
 }
 
 #[test]
-fn a_read_error_that_stays_is_a_sigbus_of_the_thread_that_touched_the_page_4k() {
-    let name =
-        "in_thread::a_read_error_that_stays_is_a_sigbus_of_the_thread_that_touched_the_page_4k";
-    let body = || lose_one_page(in_thread(4, Install::Auto), fail_reads);
-    expect_lost_page(in_child(name, body), "(EIO)");
-}
-
-#[test]
-fn a_read_error_that_stays_is_a_sigbus_of_the_thread_that_touched_the_page_64k() {
-    let name =
-        "in_thread::a_read_error_that_stays_is_a_sigbus_of_the_thread_that_touched_the_page_64k";
-    let body = || lose_one_page(in_thread(64, Install::Auto), fail_reads);
+fn a_read_error_that_stays_is_a_sigbus_of_the_thread_that_touched_the_page() {
+    let name = "in_thread::a_read_error_that_stays_is_a_sigbus_of_the_thread_that_touched_the_page";
+    let body = || lose_one_page(in_thread(Install::Auto), fail_reads);
     expect_lost_page(in_child(name, body), "(EIO)");
 }
 
@@ -98,34 +89,34 @@ fn a_read_error_that_stays_is_a_sigbus_of_the_thread_that_touched_the_page_64k()
 #[test]
 fn a_read_error_that_stays_is_a_sigbus_on_an_old_kernel() {
     let name = "in_thread::a_read_error_that_stays_is_a_sigbus_on_an_old_kernel";
-    let body = || lose_one_page(in_thread(4, Install::Copy), fail_reads);
+    let body = || lose_one_page(in_thread(Install::Copy), fail_reads);
     expect_lost_page(in_child(name, body), "(EIO)");
 }
 
 #[test]
 fn content_that_fails_its_checksum_is_a_sigbus() {
     let name = "in_thread::content_that_fails_its_checksum_is_a_sigbus";
-    let body = || lose_one_page(in_thread(4, Install::Auto), corrupt_reads);
+    let body = || lose_one_page(in_thread(Install::Auto), corrupt_reads);
     expect_lost_page(in_child(name, body), "checksum");
 }
 
 #[test]
 fn a_page_that_could_not_be_fetched_is_read_when_it_is_touched() {
     let _watchdog = watchdog("fetch, in thread", HUNG);
-    for (page, install) in [(4, Install::Auto), (4, Install::Copy), (64, Install::Auto)] {
-        let Some(far) = Far::new(in_thread(page, install), PAGES, 1) else { return };
+    for install in [Install::Auto, Install::Copy] {
+        let Some(far) = Far::new(in_thread(install), PAGES, 1) else { return };
         far.store(0..PAGES);
         fail_reads(&far, FOREVER);
         let pages = [1, 2, 3].map(|page| bytes(far.addr(page) as *const u8, ByteCount(1)));
         far.region.advise(&pages, Advice::WillNeedNow).expect("in the region");
         fail_reads(&far, 0);
         let stats = far.stats();
-        assert_eq!((stats.poisoned, stats.pages_prefetched), (0, 0), "{page} KiB {install:?}");
+        assert_eq!((stats.poisoned, stats.pages_prefetched), (0, 0), "{install:?}");
         assert!(stats.read_errors > 0);
         far.region.advise(&pages[1..], Advice::WillNeedNow).expect("in the region");
         far.check(1..4);
         let stats = far.stats();
-        assert_eq!((stats.faults_read, stats.pages_prefetched), (1, 2), "{page} KiB {install:?}");
+        assert_eq!((stats.faults_read, stats.pages_prefetched), (1, 2), "{install:?}");
         far.expect_healthy();
     }
 }
@@ -134,7 +125,7 @@ fn a_page_that_could_not_be_fetched_is_read_when_it_is_touched() {
 fn a_late_device_holds_up_only_the_thread_that_reads() {
     const LATE: Duration = Duration::from_millis(300);
     let _watchdog = watchdog("late, in thread", HUNG);
-    let Some(far) = Far::new(in_thread(4, Install::Auto), PAGES, 1) else { return };
+    let Some(far) = Far::new(in_thread(Install::Auto), PAGES, 1) else { return };
     far.store(0..PAGES);
     far.check(0..BAD);
     far.control.pause();
@@ -154,7 +145,7 @@ fn a_late_device_holds_up_only_the_thread_that_reads() {
 fn without_a_handler_of_the_program_a_lost_page_ends_the_process() {
     let name = "in_thread::without_a_handler_of_the_program_a_lost_page_ends_the_process";
     let ended = in_child(name, || {
-        let short = in_thread(4, Install::Auto).deadline(DEADLINE);
+        let short = in_thread(Install::Auto).deadline(DEADLINE);
         let Some(far) = Far::new(short, PAGES, 1) else { return };
         far.store(0..PAGES);
         fail_reads(&far, FOREVER);
@@ -196,10 +187,9 @@ fn never_answered(config: RegionConfig) {
 }
 
 #[test]
-fn a_read_that_is_not_answered_is_a_sigbus_of_the_threads_that_wait_for_it_4k() {
-    let name =
-        "in_thread::a_read_that_is_not_answered_is_a_sigbus_of_the_threads_that_wait_for_it_4k";
-    let body = || never_answered(in_thread(4, Install::Auto));
+fn a_read_that_is_not_answered_is_a_sigbus_of_the_threads_that_wait_for_it() {
+    let name = "in_thread::a_read_that_is_not_answered_is_a_sigbus_of_the_threads_that_wait_for_it";
+    let body = || never_answered(in_thread(Install::Auto));
     expect_lost_page(in_child(name, body), "(ETIMEDOUT");
 }
 
@@ -207,7 +197,7 @@ fn a_read_that_is_not_answered_is_a_sigbus_of_the_threads_that_wait_for_it_4k() 
 #[test]
 fn a_read_that_is_not_answered_is_a_sigbus_on_an_old_kernel() {
     let name = "in_thread::a_read_that_is_not_answered_is_a_sigbus_on_an_old_kernel";
-    let body = || never_answered(in_thread(64, Install::Copy));
+    let body = || never_answered(in_thread(Install::Copy));
     expect_lost_page(in_child(name, body), "(ETIMEDOUT");
 }
 
@@ -216,7 +206,7 @@ fn a_read_that_returns_after_its_deadline_is_a_sigbus_of_its_thread() {
     let name = "in_thread::a_read_that_returns_after_its_deadline_is_a_sigbus_of_its_thread";
     let ended = in_child(name, || {
         park_on_sigbus();
-        let short = in_thread(4, Install::Auto).deadline(DEADLINE);
+        let short = in_thread(Install::Auto).deadline(DEADLINE);
         let Some(far) = Far::new(short, PAGES, 1) else { return };
         far.store(0..PAGES);
         far.control.pause();
@@ -236,7 +226,7 @@ fn a_read_that_returns_after_its_deadline_is_a_sigbus_of_its_thread() {
 #[test]
 fn a_page_discarded_under_a_read_that_is_not_answered_is_of_use_again() {
     let _watchdog = watchdog("discarded, in thread", HUNG);
-    let short = in_thread(4, Install::Auto).deadline(DEADLINE);
+    let short = in_thread(Install::Auto).deadline(DEADLINE);
     let Some(far) = Far::new(short, PAGES, 1) else { return };
     far.store(0..PAGES);
     far.control.pause();
@@ -255,7 +245,7 @@ fn a_page_discarded_under_a_read_that_is_not_answered_is_of_use_again() {
 #[test]
 fn a_page_that_nobody_waits_for_outlasts_a_device_that_does_not_answer() {
     let _watchdog = watchdog("fetch of a silent device", HUNG);
-    let short = in_thread(4, Install::Auto).deadline(DEADLINE);
+    let short = in_thread(Install::Auto).deadline(DEADLINE);
     let Some(far) = Far::new(short, PAGES, 1) else { return };
     far.store(0..PAGES);
     far.control.pause();

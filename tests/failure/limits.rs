@@ -15,14 +15,14 @@ use std::time::Duration;
 
 /// Pages that fit into the smallest limit.
 fn resident_pages(config: &RegionConfig) -> usize {
-    (config.limit.0 / config.page.0) as usize
+    (config.limit.0 / 4096) as usize
 }
 
 #[test]
 fn more_pins_than_the_limit_has_room_for_are_an_error() {
     let _watchdog = watchdog("too many pins", HUNG);
-    for &(page, install) in WAYS {
-        let config = config(page, install);
+    for &install in WAYS {
+        let config = config(install);
         let fit = resident_pages(&config);
         let Some(far) = Far::new(config, 2 * fit, 1) else { return };
         let error =
@@ -48,7 +48,7 @@ fn more_pins_than_the_limit_has_room_for_are_an_error() {
 #[test]
 fn unmapped_and_discarded_pages_give_their_pins_back() {
     let _watchdog = watchdog("pins of unmapped pages", HUNG);
-    let config = config(4, Install::Auto);
+    let config = config(Install::Auto);
     let half = resident_pages(&config) / 2;
     let Some(far) = Far::new(config, 8, 1) else { return };
     for _ in 0..4 {
@@ -79,7 +79,7 @@ fn unmapped_and_discarded_pages_give_their_pins_back() {
 fn a_limit_below_what_is_pinned_is_an_error_and_faults_wait() {
     let name = "limits::a_limit_below_what_is_pinned_is_an_error_and_faults_wait";
     let ended = in_child(name, || {
-        let small = config(4, Install::Auto);
+        let small = config(Install::Auto);
         let lowered = small.limit;
         let config = small.clone().limit(ByteCount(small.limit.0 * 4));
         let pages = resident_pages(&config);
@@ -112,8 +112,8 @@ fn a_limit_below_what_is_pinned_is_an_error_and_faults_wait() {
 #[test]
 fn a_lowered_limit_is_reached_with_every_page_dirty() {
     let _watchdog = watchdog("lowered limit", HUNG);
-    for &(page, install) in WAYS {
-        let small = config(page, install);
+    for &install in WAYS {
+        let small = config(install);
         let lowered = small.limit;
         let config = small.clone().limit(ByteCount(small.limit.0 * 2));
         let pages = resident_pages(&config);
@@ -133,7 +133,7 @@ fn a_lowered_limit_is_reached_with_every_page_dirty() {
 #[test]
 fn pages_that_refused_an_eviction_are_not_forgotten() {
     let _watchdog = watchdog("refused evictions", HUNG);
-    let small = config(4, Install::Auto);
+    let small = config(Install::Auto);
     let lowered = small.limit;
     let config = small.clone().limit(ByteCount(small.limit.0 * 4));
     let pages = resident_pages(&config) / 2;
@@ -150,8 +150,8 @@ fn pages_that_refused_an_eviction_are_not_forgotten() {
 #[test]
 fn prefetching_more_than_fits_leaves_room_for_faults() {
     let _watchdog = watchdog("prefetch of too much", HUNG);
-    for &(page, install) in WAYS {
-        let config = config(page, install);
+    for &install in WAYS {
+        let config = config(install);
         let pages = 4 * resident_pages(&config);
         let Some(far) = Far::new(config, pages, 1) else { return };
         far.fill(0..pages);
@@ -170,9 +170,9 @@ fn many_threads_that_fault_on_one_page_all_go_on() {
     const THREADS: usize = 6;
     const ROUNDS: usize = 1500;
     let _watchdog = watchdog("racing faults", HUNG);
-    for &(page, install) in WAYS {
+    for &install in WAYS {
         for handlers in [1, 2] {
-            let config = config(page, install).handlers(handlers);
+            let config = config(install).handlers(handlers);
             let Some(far) = Far::new(config, 4, 1) else { return };
             far.fill(0..4);
             let (start, end) = (Barrier::new(THREADS), Barrier::new(THREADS));
@@ -207,7 +207,7 @@ fn many_threads_that_fault_on_one_page_all_go_on() {
 #[test]
 fn a_region_may_be_longer_than_its_store_but_not_hold_more() {
     let _watchdog = watchdog("longer than its store", HUNG);
-    let config = config(4, Install::Auto);
+    let config = config(Install::Auto);
     let store = ByteCount::mib(16);
     let Some(region) = region(config.clone(), mem_store(store)) else { return };
     let too_much = ByteCount(store.0 + config.limit.0 + 4096);
@@ -232,15 +232,12 @@ fn a_region_may_be_longer_than_its_store_but_not_hold_more() {
 fn a_limit_of_a_few_pages_is_refused_and_the_smallest_works() {
     let _watchdog = watchdog("small limits", HUNG);
     for pages in [1, 8, 16, 63] {
-        for page in [ByteCount::kib(4), ByteCount::mib(2)] {
-            let limit = ByteCount(page.0 * pages);
-            let tiny = RegionConfig::new().limit(limit).page(page);
-            let error = Region::create(tiny, mem_store(ByteCount::mib(1))).expect_err("too small");
-            assert!(matches!(error, Error::LimitTooSmall { .. }), "{error}");
-        }
+        let tiny = RegionConfig::new().limit(ByteCount(4096 * pages));
+        let error = Region::create(tiny, mem_store(ByteCount::mib(1))).expect_err("too small");
+        assert!(matches!(error, Error::LimitTooSmall { .. }), "{error}");
     }
-    for page_kib in [4, 16, 128, 512, 2048] {
-        let config = config(page_kib, Install::Auto);
+    {
+        let config = config(Install::Auto);
         let pages = 2 * resident_pages(&config);
         let Some(far) = Far::new(config.clone(), pages, 1) else { return };
         std::thread::scope(|scope| {
@@ -260,8 +257,8 @@ fn a_limit_of_a_few_pages_is_refused_and_the_smallest_works() {
 fn one_of_two_regions_outlives_the_other() {
     let _watchdog = watchdog("two regions", HUNG);
     for _ in 0..8 {
-        let Some(one) = Far::new(config(4, Install::Auto), 512, 1) else { return };
-        let Some(two) = Far::new(config(64, Install::Auto), 512, 2) else { return };
+        let Some(one) = Far::new(config(Install::Auto), 512, 1) else { return };
+        let Some(two) = Far::new(config(Install::Auto), 512, 2) else { return };
         one.fill(0..512);
         two.fill(0..512);
         let base = NonNull::new(one.addr(0) as *mut u8).expect("mapped");
@@ -276,8 +273,8 @@ fn one_of_two_regions_outlives_the_other() {
 #[test]
 fn evicting_in_a_loop_while_others_rewrite_and_cause_evictions_does_not_deadlock() {
     let _watchdog = watchdog("evict under load", HUNG);
-    for &(page, install) in WAYS {
-        let config = config(page, install);
+    for &install in WAYS {
+        let config = config(install);
         let pages = 2 * resident_pages(&config);
         let Some(far) = Far::new(config, pages, 1) else { return };
         let stop = Stop::default();
@@ -316,7 +313,7 @@ fn two_hundred_regions_one_after_the_other_leak_nothing() {
     // A process of its own: other cases open and close descriptors.
     let ended = in_child("limits::two_hundred_regions_one_after_the_other_leak_nothing", || {
         let cycle = || {
-            let far = Far::new(config(64, Install::Auto), 256, 1)?;
+            let far = Far::new(config(Install::Auto), 256, 1)?;
             far.fill(0..256);
             far.check(0..256);
             Some(())
@@ -342,7 +339,7 @@ fn two_hundred_regions_one_after_the_other_leak_nothing() {
 fn a_fork_child_dies_instead_of_reading_zeros() {
     let name = "limits::a_fork_child_dies_instead_of_reading_zeros";
     let ended = in_child(name, || {
-        let Some(far) = Far::new(config(4, Install::Copy), 64, 1) else { return };
+        let Some(far) = Far::new(config(Install::Copy), 64, 1) else { return };
         far.fill(0..64);
         far.evict(0..32);
         for page in [3, 40] {
@@ -371,7 +368,7 @@ fn a_fork_child_dies_instead_of_reading_zeros() {
 #[test]
 fn bad_arguments_are_errors() {
     let _watchdog = watchdog("bad arguments", HUNG);
-    let Some(far) = Far::new(config(64, Install::Auto), 16, 1) else { return };
+    let Some(far) = Far::new(config(Install::Auto), 16, 1) else { return };
     far.fill(0..16);
     let region = &far.region;
     let bad = |result: farheap::Result<()>, what: &str| {
@@ -413,7 +410,7 @@ fn bad_arguments_are_errors() {
     }
     let inside = |offset: usize| NonNull::new((far.addr(0) + offset) as *mut u8).expect("mapped");
     // SAFETY: refused before anything happens, as the next one.
-    bad(unsafe { region.unmap(inside(4096), far.len(1)) }, "not the start of a page");
+    bad(unsafe { region.unmap(inside(100), far.len(1)) }, "not the start of a page");
     // SAFETY: as above.
     bad(unsafe { region.unmap(inside(0), far.len(17)) }, "more than was mapped");
     bad(region.unpin(bytes(far.ptr(0), far.len(1))), "never pinned");
@@ -430,13 +427,8 @@ fn bad_arguments_are_errors() {
 #[test]
 fn settings_that_cannot_work_are_refused() {
     let store = || mem_store(ByteCount::mib(8));
-    let good = config(64, Install::Auto);
+    let good = config(Install::Auto);
     let bad = [
-        good.clone().page(ByteCount(0)),
-        good.clone().page(ByteCount(4095)),
-        good.clone().page(ByteCount::kib(96)),
-        good.clone().page(ByteCount::mib(4)),
-        good.clone().page(ByteCount(1 << 63)),
         good.clone().limit(ByteCount(0)),
         good.clone().span(ByteCount(0)),
         good.clone().span(ByteCount(u64::MAX)),
@@ -454,7 +446,7 @@ fn settings_that_cannot_work_are_refused() {
 fn hundreds_of_regions_at_once() {
     const REGIONS: usize = 300;
     let _watchdog = watchdog("many regions", HUNG);
-    let small = config(4, Install::Auto).span(ByteCount::mib(64));
+    let small = config(Install::Auto).span(ByteCount::mib(64));
     let mut all = Vec::new();
     for n in 0..REGIONS {
         let Some(far) = Far::new(small.clone(), 8, n as u64) else { return };
@@ -476,7 +468,7 @@ fn hundreds_of_regions_at_once() {
 fn thousands_of_mappings_in_one_region() {
     const MAPPINGS: usize = 40_000;
     let _watchdog = watchdog("many mappings", HUNG);
-    let config = config(4, Install::Auto).span(ByteCount::gib(4));
+    let config = config(Install::Auto).span(ByteCount::gib(4));
     let Some(region) = region(config, mem_store(ByteCount::mib(512))) else { return };
     let len = ByteCount::kib(4);
     let mut all = Vec::with_capacity(MAPPINGS);
@@ -500,7 +492,7 @@ fn thousands_of_mappings_in_one_region() {
 #[test]
 fn wakes_without_a_reason_do_no_harm() {
     let _watchdog = watchdog("spurious wakes", HUNG);
-    let Some(far) = Far::new(config(4, Install::Auto), 1024, 1) else { return };
+    let Some(far) = Far::new(config(Install::Auto), 1024, 1) else { return };
     far.fill(0..1024);
     let (stop, rounds) = (Stop::default(), AtomicU64::new(0));
     std::thread::scope(|scope| {

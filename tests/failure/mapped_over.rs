@@ -14,7 +14,7 @@ use std::ptr::NonNull;
 
 const UNIT: usize = 4096;
 
-/// What a page holds when a part of it is mapped over.
+/// What pages hold when one of them is mapped over.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Before {
     Fresh,
@@ -35,11 +35,11 @@ fn map_file_over(start: usize, len: usize, number: u64) -> std::fs::File {
     file
 }
 
-/// The program maps a file over a part of a page: the rest of the page is far memory as before.
+/// The program maps a file over a page between others: they are far memory as before.
 #[test]
-fn the_rest_of_a_page_of_which_a_part_was_mapped_over_is_far_memory() {
+fn what_is_around_a_page_that_was_mapped_over_is_far_memory() {
     for before in [Before::Fresh, Before::Resident, Before::Stored] {
-        let Some(region) = region(config(16, Install::Auto), mem_store(ByteCount::mib(64))) else {
+        let Some(region) = region(config(Install::Auto), mem_store(ByteCount::mib(64))) else {
             return;
         };
         let len = ByteCount::kib(64);
@@ -69,15 +69,15 @@ fn the_rest_of_a_page_of_which_a_part_was_mapped_over_is_far_memory() {
     }
 }
 
-/// A part of a page, over which the program has mapped a file, is given up and is another's next, while the
-/// rest of the page stays in use: it is far memory again, and nobody writes to the file.
+/// A page, over which the program has mapped a file, is given up and is another's next, while the page beside it
+/// stays in use: it is far memory again, and nobody writes to the file.
 #[test]
-fn a_part_of_a_page_that_was_mapped_over_is_far_memory_for_the_next() {
-    let config = config(16, Install::Auto);
+fn a_page_that_was_mapped_over_is_far_memory_for_the_next() {
+    let config = config(Install::Auto);
     let Some(region) = region(config, mem_store(ByteCount::mib(64))) else { return };
     let unit = ByteCount(UNIT as u64);
     for evicted in [false, true] {
-        let both = region.map_part_pages(ByteCount(2 * unit.0)).expect("there is room");
+        let both = region.map(ByteCount(2 * unit.0)).expect("there is room");
         let (first, second) = (both.as_ptr() as usize, both.as_ptr() as usize + UNIT);
         fill_page(first, 2 * UNIT, 5);
         if evicted {
@@ -85,37 +85,37 @@ fn a_part_of_a_page_that_was_mapped_over_is_far_memory_for_the_next() {
         }
         let file = map_file_over(first, UNIT, 6);
         // SAFETY: mapped by this case, which is done with the part.
-        unsafe { region.unmap_part_pages(both, unit) }.expect("just mapped");
-        let next = region.map_part_pages(unit).expect("there is room");
+        unsafe { region.unmap(both, unit) }.expect("just mapped");
+        let next = region.map(unit).expect("there is room");
         assert_eq!(next, both, "the part comes again");
         fill_page(first, UNIT, 7);
         region.evict_all().expect("the store works");
         check_page(first, UNIT, 7, 0);
-        assert_eq!(read_word(second), 5 ^ UNIT as u64, "the rest of the page");
+        assert_eq!(read_word(second), 5 ^ UNIT as u64, "the page beside it");
         let mut content = [0; 8];
         file.read_exact_at(&mut content, 0).expect("it is as long");
         assert_eq!(u64::from_ne_bytes(content), 6, "the file is the program's");
         // SAFETY: mapped by this case, which is done with both.
-        unsafe { region.unmap_part_pages(both, ByteCount(2 * unit.0)) }.expect("just mapped");
+        unsafe { region.unmap(both, ByteCount(2 * unit.0)) }.expect("just mapped");
     }
 }
 
-/// All of a page is mapped over, the evictor gives it up, and then a part of it is given up by its owner: the
-/// next owner of that part has far memory.
+/// Pages are mapped over, the evictor gives them up, and then one of them is given up by its owner: its next owner has
+/// far memory.
 #[test]
-fn a_part_of_a_page_that_was_given_up_is_far_memory_for_the_next() {
-    let Some(region) = region(config(16, Install::Auto), mem_store(ByteCount::mib(64))) else {
+fn a_page_that_was_given_up_is_far_memory_for_the_next() {
+    let Some(region) = region(config(Install::Auto), mem_store(ByteCount::mib(64))) else {
         return;
     };
     let (unit, page) = (ByteCount(UNIT as u64), ByteCount::kib(16));
-    let start = region.map_part_pages(page).expect("there is room");
+    let start = region.map(page).expect("there is room");
     let addr = start.as_ptr() as usize;
     fill_page(addr, page.as_usize(), 5);
     let file = map_file_over(addr, page.as_usize(), 6);
     region.evict_all().expect("the store works");
     // SAFETY: mapped by this case, which is done with the part.
-    unsafe { region.unmap_part_pages(start, unit) }.expect("just mapped");
-    let next = region.map_part_pages(unit).expect("there is room");
+    unsafe { region.unmap(start, unit) }.expect("just mapped");
+    let next = region.map(unit).expect("there is room");
     assert_eq!(next, start, "the part comes again");
     for stamp in [7, 8] {
         fill_page(addr, UNIT, stamp);
@@ -127,7 +127,7 @@ fn a_part_of_a_page_that_was_given_up_is_far_memory_for_the_next() {
     assert_eq!(u64::from_ne_bytes(content), 6, "the file is the program's");
     assert_eq!(read_word(addr + UNIT), 6 ^ UNIT as u64, "the rest is the file's");
     // SAFETY: mapped by this case, which is done with it.
-    unsafe { region.unmap_part_pages(start, page) }.expect("just mapped");
+    unsafe { region.unmap(start, page) }.expect("just mapped");
 }
 
 /// What one unit of 4 KiB of an allocation holds.
@@ -150,12 +150,11 @@ struct Model<'a> {
 
 impl Model<'_> {
     fn allocate(&mut self) {
-        // A page of which a part is the program's stays in memory: what is mapped over must fit.
         if self.allocations.len() > 16 {
             return;
         }
         let units = 1 + self.dice.below(40);
-        let Ok(start) = self.region.map_part_pages(ByteCount(units * UNIT as u64)) else { return };
+        let Ok(start) = self.region.map(ByteCount(units * UNIT as u64)) else { return };
         let units = (0..units).map(|_| Unit::Zero).collect();
         self.allocations.push((start.as_ptr() as usize, units));
     }
@@ -204,8 +203,7 @@ impl Model<'_> {
         let freed = units.split_off(first);
         let ptr = NonNull::new((*start + first * UNIT) as *mut u8).expect("not null");
         // SAFETY: this model's own, and forgotten.
-        unsafe { self.region.unmap_part_pages(ptr, ByteCount((freed.len() * UNIT) as u64)) }
-            .expect("mapped");
+        unsafe { self.region.unmap(ptr, ByteCount((freed.len() * UNIT) as u64)) }.expect("mapped");
         if units.is_empty() {
             self.allocations.swap_remove(at);
         }
@@ -246,14 +244,14 @@ fn check_file(unit: &Unit) {
 fn what_is_mapped_over_and_freed_by_chance_is_never_anothers() {
     let steps = std::env::var("FARHEAP_STEPS").ok().and_then(|text| text.parse().ok());
     let seed = seed("what_is_mapped_over_and_freed_by_chance_is_never_anothers");
-    for page in [4, 16, 64] {
-        let config = config(page, Install::Auto).limit(ByteCount::mib(16));
+    for round in 0..2 {
+        let config = config(Install::Auto).limit(ByteCount::mib(16));
         let Some(region) = region(config, mem_store(ByteCount::mib(256))) else { return };
         std::thread::scope(|scope| {
             for thread in 0..3 {
                 let region = &region;
                 scope.spawn(move || {
-                    let dice = Dice::new(seed ^ page ^ thread << 32);
+                    let dice = Dice::new(seed ^ round ^ thread << 32);
                     let mut model =
                         Model { region, dice, allocations: Vec::new(), stamps: thread << 40 };
                     for _ in 0..steps.unwrap_or(300) {

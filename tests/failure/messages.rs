@@ -100,7 +100,7 @@ fn nobody_reads(config: RegionConfig) {
 #[test]
 fn a_full_pipe_as_standard_error_stops_no_handler() {
     let name = "messages::a_full_pipe_as_standard_error_stops_no_handler";
-    let Some(ended) = in_child(name, || nobody_reads(config(4, Install::Auto))) else { return };
+    let Some(ended) = in_child(name, || nobody_reads(config(Install::Auto))) else { return };
     ended.expect_success();
     ended.expect_said(&["page at 0x", "(EIO)", "SIGBUS"]);
     ended.expect_said(&["write-back failed; the pages stay in memory"]);
@@ -110,7 +110,7 @@ fn a_full_pipe_as_standard_error_stops_no_handler() {
 fn a_full_pipe_as_standard_error_stops_no_thread_that_serves_itself() {
     let name = "messages::a_full_pipe_as_standard_error_stops_no_thread_that_serves_itself";
     let mode = farheap::region::FaultMode::InThread;
-    let body = || nobody_reads(config(4, Install::Auto).mode(mode));
+    let body = || nobody_reads(config(Install::Auto).mode(mode));
     let Some(ended) = in_child(name, body) else { return };
     ended.expect_success();
     ended.expect_said(&["page at 0x", "(EIO)", "SIGBUS"]);
@@ -123,7 +123,7 @@ fn a_full_pipe_as_standard_error_does_not_hold_up_the_end() {
     let name = "messages::a_full_pipe_as_standard_error_does_not_hold_up_the_end";
     let body = || {
         let _pipe = FullPipe::new();
-        let Some(far) = Far::new(config(4, Install::Auto), PAGES, 1) else { return };
+        let Some(far) = Far::new(config(Install::Auto), PAGES, 1) else { return };
         far.injector.panic_in_wait(crate::injector::Whose::Handler, u64::MAX);
         far.expect_healthy();
     };
@@ -166,7 +166,7 @@ fn nothing_can_be_opened(config: RegionConfig) {
 #[test]
 fn handlers_work_and_speak_where_nothing_can_be_opened_any_more() {
     let name = "messages::handlers_work_and_speak_where_nothing_can_be_opened_any_more";
-    let ended = in_child(name, || nothing_can_be_opened(config(4, Install::Auto)));
+    let ended = in_child(name, || nothing_can_be_opened(config(Install::Auto)));
     let Some(ended) = ended else { return };
     ended.expect_success();
 }
@@ -175,7 +175,7 @@ fn handlers_work_and_speak_where_nothing_can_be_opened_any_more() {
 fn threads_serve_themselves_where_nothing_can_be_opened_any_more() {
     let name = "messages::threads_serve_themselves_where_nothing_can_be_opened_any_more";
     let mode = farheap::region::FaultMode::InThread;
-    let body = || nothing_can_be_opened(config(4, Install::Auto).mode(mode));
+    let body = || nothing_can_be_opened(config(Install::Auto).mode(mode));
     let Some(ended) = in_child(name, body) else { return };
     ended.expect_success();
 }
@@ -185,7 +185,7 @@ fn threads_serve_themselves_where_nothing_can_be_opened_any_more() {
 fn a_start_without_enough_descriptors_says_so() {
     let name = "messages::a_start_without_enough_descriptors_says_so";
     let ended = in_child(name, || {
-        if Far::new(config(4, Install::Auto), PAGES, 1).is_none() {
+        if Far::new(config(Install::Auto), PAGES, 1).is_none() {
             return;
         }
         let store = crate::common::mem_store(farheap::ByteCount(64 << 20));
@@ -198,7 +198,7 @@ fn a_start_without_enough_descriptors_says_so() {
             let few = libc::rlimit { rlim_cur: first + more, ..before };
             // SAFETY: reads the structure it is given.
             assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const few) }, 0);
-            let created = farheap::region::Region::create(config(4, Install::Auto), store.clone());
+            let created = farheap::region::Region::create(config(Install::Auto), store.clone());
             let Err(error) = created else { break };
             let text = error.to_string();
             assert!(text.contains("Too many open files"), "{more} descriptors: {text}");
@@ -215,7 +215,7 @@ fn nothing_is_written_to_what_has_taken_the_number_of_standard_error() {
     let name = "messages::nothing_is_written_to_what_has_taken_the_number_of_standard_error";
     let ended = in_child(name, || {
         park_on_sigbus();
-        let Some(far) = Far::new(config(4, Install::Auto).deadline(DEADLINE), PAGES, 1) else {
+        let Some(far) = Far::new(config(Install::Auto).deadline(DEADLINE), PAGES, 1) else {
             return;
         };
         far.store(0..PAGES);
@@ -239,7 +239,7 @@ fn a_child_says_what_it_has_lost_unless_a_file_is_where_standard_error_was() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("device");
         let store = BlockStore::scratch(&path, Some(ByteCount(LEN)), false).expect("a file");
-        let Some(region) = crate::common::region(config(4, Install::Auto), Arc::new(store)) else {
+        let Some(region) = crate::common::region(config(Install::Auto), Arc::new(store)) else {
             return;
         };
         let far = stored(&region);
@@ -351,7 +351,7 @@ fn a_logger_is_told_instead_of_standard_error_but_of_what_ends_programs() {
     let ended = in_child(name, || {
         park_on_sigbus();
         keep_what_is_logged();
-        let Some(far) = Far::new(config(4, Install::Auto).deadline(DEADLINE), PAGES, 1) else {
+        let Some(far) = Far::new(config(Install::Auto).deadline(DEADLINE), PAGES, 1) else {
             return;
         };
         far.store(0..PAGES);
@@ -371,7 +371,7 @@ fn a_logger_is_told_instead_of_standard_error_but_of_what_ends_programs() {
         });
         let limit = ByteCount::gib(1 << 20);
         let store = crate::common::mem_store(ByteCount::mib(64));
-        drop(Region::create(config(4, Install::Auto).limit(limit), store));
+        drop(Region::create(config(Install::Auto).limit(limit), store));
         wait_until("a start's message is told", || {
             logged(&["WARN by", "the kernel may end the process"])
         });
@@ -388,7 +388,7 @@ fn a_logger_that_waits_and_reads_far_memory_stops_no_fault() {
     let name = "messages::a_logger_that_waits_and_reads_far_memory_stops_no_fault";
     let ended = in_child(name, || {
         keep_what_is_logged();
-        let Some(far) = Far::new(config(4, Install::Auto), PAGES, 1) else { return };
+        let Some(far) = Far::new(config(Install::Auto), PAGES, 1) else { return };
         far.store(0..PAGES);
         KEPT.reads.store(far.addr(BAD), Ordering::Release);
         KEPT.is_blocked.store(true, Ordering::Release);

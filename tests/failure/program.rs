@@ -17,14 +17,11 @@ const UNIT: usize = 4096;
 /// Lines on standard error that a case may cost.
 const LINES_MAX: usize = 30;
 
-/// The ways pages come and go, chunks and huge pages included.
+/// The ways pages come and go, chunks included.
 fn configs() -> Vec<RegionConfig> {
-    let mut configs: Vec<RegionConfig> =
-        WAYS.iter().map(|&(page_kib, install)| config(page_kib, install)).collect();
-    let chunks = config(64, Install::Auto);
+    let mut configs: Vec<RegionConfig> = WAYS.iter().map(|&install| config(install)).collect();
+    let chunks = config(Install::Auto);
     configs.push(chunks.limit(ByteCount::mib(32)).readahead(true));
-    configs.push(config(64, Install::Move));
-    configs.push(config(2048, Install::Auto));
     // Little address space, for `mlockall` touches what describes it.
     configs.iter_mut().for_each(|config| config.span = ByteCount(config.limit.0 * 3));
     configs
@@ -33,13 +30,13 @@ fn configs() -> Vec<RegionConfig> {
 /// Calls `body` for each way with a region of somewhat more than its limit, filled.
 fn for_each_way(body: impl Fn(&Far)) {
     for config in configs() {
-        let pages = (config.limit.0 * 5 / 4 / config.page.0) as usize;
+        let pages = (config.limit.0 * 5 / 4 / 4096) as usize;
         let Some(far) = Far::new(config.clone(), pages, 1) else { return };
-        println!("{} {:?}", config.page, config.install);
+        println!("{:?}", config.install);
         far.fill(0..pages);
         body(&far);
         let stats = far.stats();
-        assert_eq!((stats.poisoned, stats.panics), (0, 0), "{} {:?}", config.page, config.install);
+        assert_eq!((stats.poisoned, stats.panics), (0, 0), "{:?}", config.install);
         assert!(stats.resident_bytes_max.0 <= config.limit.0, "{stats:?}");
     }
 }
@@ -114,8 +111,8 @@ fn far_memory_of_a_process_that_locks_all_of_it_leaves_all_the_same() {
 #[test]
 fn locking_all_memory_fills_no_far_memory_that_nobody_has() {
     let ended = in_child("program::locking_all_memory_fills_no_far_memory_that_nobody_has", || {
-        let config = config(16, Install::Auto).span(ByteCount(64 << 30));
-        let pages = (config.limit.0 * 5 / 4 / config.page.0) as usize;
+        let config = config(Install::Auto).span(ByteCount(64 << 30));
+        let pages = (config.limit.0 * 5 / 4 / 4096) as usize;
         let Some(far) = Far::new(config, pages, 1) else { return };
         far.fill(0..pages);
         // SAFETY: locks memory, changes nothing.
@@ -149,7 +146,7 @@ fn a_process_that_locks_what_it_maps_later_has_far_memory_filled_by_faults_only(
             println!("skipped: memory may not be locked: at most {lockable} bytes");
             std::process::exit(0);
         }
-        let config = config(16, Install::Auto).span(ByteCount::mib(256));
+        let config = config(Install::Auto).span(ByteCount::mib(256));
         let Some(far) = Far::new(config, 64, 1) else { return };
         // Of the page map's words bit 63 says that there is memory.
         let mut words = vec![0_u8; (256 << 20) / UNIT * 8];
@@ -196,19 +193,17 @@ fn protected_far_memory_comes_and_goes() {
 fn what_was_read_and_may_not_be_written_leaves_again() {
     let test = "program::what_was_read_and_may_not_be_written_leaves_again";
     let ended = in_child(test, || {
-        for (page, install) in [(4, Install::Auto), (64, Install::Move), (2048, Install::Auto)] {
-            let config = config(page, install);
-            let pages = (config.limit.0 * 3 / config.page.0) as usize;
-            let Some(far) = Far::new(config, pages, 1) else { return };
-            far.fill(0..pages);
-            far.evict(0..pages);
-            protect(far.addr(0), pages * far.page, libc::PROT_READ);
-            for _ in 0..2 {
-                far.check(0..pages);
-            }
-            protect(far.addr(0), pages * far.page, libc::PROT_READ | libc::PROT_WRITE);
-            expect_all_there(&far);
+        let config = config(Install::Auto);
+        let pages = (config.limit.0 * 3 / 4096) as usize;
+        let Some(far) = Far::new(config, pages, 1) else { return };
+        far.fill(0..pages);
+        far.evict(0..pages);
+        protect(far.addr(0), pages * far.page, libc::PROT_READ);
+        for _ in 0..2 {
+            far.check(0..pages);
         }
+        protect(far.addr(0), pages * far.page, libc::PROT_READ | libc::PROT_WRITE);
+        expect_all_there(&far);
     });
     if let Some(ended) = expect_few_lines(ended) {
         ended.expect_success();
@@ -219,8 +214,8 @@ fn what_was_read_and_may_not_be_written_leaves_again() {
 fn what_was_written_and_may_not_be_written_stays_and_leaves_when_it_may() {
     let test = "program::what_was_written_and_may_not_be_written_stays_and_leaves_when_it_may";
     let ended = in_child(test, || {
-        let config = config(16, Install::Move);
-        let limit = (config.limit.0 / config.page.0) as usize;
+        let config = config(Install::Auto);
+        let limit = (config.limit.0 / 4096) as usize;
         let (sealed, pages) = (limit * 3 / 4, limit * 2);
         let Some(far) = Far::new(config, pages, 1) else { return };
         far.fill(0..sealed);
@@ -335,9 +330,9 @@ fn far_memory_that_the_program_drops_reads_as_zero() {
                 stats.resident_bytes.0 <= stats.limit_bytes.0 / 4
             });
         });
-        for page_kib in [4, 64] {
-            let config = config(page_kib, Install::Auto).mode(FaultMode::InThread);
-            let pages = (config.limit.0 * 2 / config.page.0) as usize;
+        {
+            let config = config(Install::Auto).mode(FaultMode::InThread);
+            let pages = (config.limit.0 * 2 / 4096) as usize;
             let Some(far) = Far::new(config, pages, 1) else { return };
             far.fill(0..pages);
             drops(&far);
@@ -411,7 +406,7 @@ fn far_memory_that_the_program_unmaps_is_gone_and_the_rest_is_not() {
                 .expect("a range of it");
             far.discard(0..far.pages);
         });
-        let Some(far) = Far::new(config(64, Install::Auto), 256, 1) else { return };
+        let Some(far) = Far::new(config(Install::Auto), 256, 1) else { return };
         far.store(0..256);
         // SAFETY: what comes of touching it is the case.
         unsafe { libc::munmap(far.addr(7) as *mut _, far.page) };
@@ -426,7 +421,7 @@ fn far_memory_that_the_program_unmaps_is_gone_and_the_rest_is_not() {
 fn a_process_that_moves_far_memory_ends_with_the_cause() {
     let test = "program::a_process_that_moves_far_memory_ends_with_the_cause";
     let ended = in_child(test, || {
-        let Some(far) = Far::new(config(64, Install::Auto), 256, 1) else { return };
+        let Some(far) = Far::new(config(Install::Auto), 256, 1) else { return };
         far.store(0..256);
         let len = 8 * far.page;
         let access = libc::PROT_READ | libc::PROT_WRITE;
@@ -479,8 +474,8 @@ fn forbid_ioctl() {
 fn a_process_that_forbids_what_faults_need_ends_with_the_cause() {
     let test = "program::a_process_that_forbids_what_faults_need_ends_with_the_cause";
     let ended = in_child(test, || {
-        let config = config(64, Install::Auto);
-        let pages = (config.limit.0 / config.page.0 / 4) as usize;
+        let config = config(Install::Auto);
+        let pages = (config.limit.0 / 4096 / 4) as usize;
         let Some(far) = Far::new(config, pages, 1) else { return };
         far.store(0..pages);
         forbid_ioctl();

@@ -21,8 +21,8 @@ pub(crate) const FOREVER: u64 = u64::MAX;
 fn a_read_error_that_passes_is_not_seen_by_anybody() {
     let _watchdog = watchdog("transient", HUNG);
     let seed = seed("transient");
-    for &(page, install) in WAYS {
-        let Some(far) = Far::new(config(page, install), PAGES, seed) else { return };
+    for &install in WAYS {
+        let Some(far) = Far::new(config(install), PAGES, seed) else { return };
         far.store_apart(0..PAGES);
         for errors in 1..=2 {
             far.control.fail_next(Op::Read, errors, libc::EIO);
@@ -31,11 +31,11 @@ fn a_read_error_that_passes_is_not_seen_by_anybody() {
         far.control.shorten_reads(2);
         far.check(3..4);
         let stats = far.stats();
-        assert_eq!((stats.read_errors, stats.poisoned), (5, 0), "{page} KiB {install:?}");
+        assert_eq!((stats.read_errors, stats.poisoned), (5, 0), "{install:?}");
         far.corrupt_reads(2);
         far.check(4..5);
         let stats = far.stats();
-        assert_eq!((stats.checksum_errors, stats.poisoned), (2, 0), "{page} KiB {install:?}");
+        assert_eq!((stats.checksum_errors, stats.poisoned), (2, 0), "{install:?}");
         far.expect_healthy();
     }
 }
@@ -45,8 +45,8 @@ fn a_read_error_that_passes_is_not_seen_by_anybody() {
 #[test]
 fn read_errors_of_seconds_are_waited_out() {
     let _watchdog = watchdog("errors for seconds", HUNG);
-    for &(page, install) in WAYS {
-        let Some(far) = Far::new(config(page, install), PAGES, 1) else { return };
+    for &install in WAYS {
+        let Some(far) = Far::new(config(install), PAGES, 1) else { return };
         wait_out_errors(&far);
         far.expect_healthy();
     }
@@ -81,7 +81,7 @@ fn pages_are_not_lost_while_their_faults_wait_for_a_slow_device() {
     const SLOW: Duration = Duration::from_millis(500);
     let _watchdog = watchdog("a thousand threads", HUNG);
     // Five times 256 reads at once: the last ones wait for two seconds.
-    let config = config(4, Install::Auto).handlers(1).limit(ByteCount::mib(16)).deadline(3 * SLOW);
+    let config = config(Install::Auto).handlers(1).limit(ByteCount::mib(16)).deadline(3 * SLOW);
     let Some(far) = Far::new(config, THREADS, 1) else { return };
     far.store(0..THREADS);
     far.control.delay(SLOW);
@@ -105,8 +105,8 @@ fn pages_are_not_lost_while_their_faults_wait_for_a_slow_device() {
 fn a_read_that_fails_at_a_helper_off_duty_is_repeated() {
     const ROUNDS: u64 = 8;
     let _watchdog = watchdog("helper off duty", HUNG);
-    let config = config(4, Install::Auto).handlers(2).deadline(HUNG);
-    let pages = 8 * (config.limit.0 / config.page.0) as usize;
+    let config = config(Install::Auto).handlers(2).deadline(HUNG);
+    let pages = 8 * (config.limit.0 / 4096) as usize;
     let Some(far) = Far::new(config, pages, 1) else { return };
     far.store(0..pages);
     (0..ROUNDS).for_each(|_| fail_a_helpers_read(&far));
@@ -191,16 +191,9 @@ pub(crate) fn expect_lost_page(ended: Option<Ended>, cause: &str) {
 }
 
 #[test]
-fn a_read_error_that_stays_costs_one_page_4k() {
-    let name = "reads::a_read_error_that_stays_costs_one_page_4k";
-    let body = || lose_one_page(config(4, Install::Auto));
-    expect_lost_page(in_child(name, body), "(EIO)");
-}
-
-#[test]
-fn a_read_error_that_stays_costs_one_page_64k() {
-    let name = "reads::a_read_error_that_stays_costs_one_page_64k";
-    let body = || lose_one_page(config(64, Install::Auto));
+fn a_read_error_that_stays_costs_one_page() {
+    let name = "reads::a_read_error_that_stays_costs_one_page";
+    let body = || lose_one_page(config(Install::Auto));
     expect_lost_page(in_child(name, body), "(EIO)");
 }
 
@@ -209,14 +202,7 @@ fn a_read_error_that_stays_costs_one_page_64k() {
 fn a_read_error_that_stays_costs_one_page_of_a_chunk() {
     let name = "reads::a_read_error_that_stays_costs_one_page_of_a_chunk";
     let limit = farheap::ByteCount::mib(64);
-    let body = || lose_one_page(config(64, Install::Auto).limit(limit));
-    expect_lost_page(in_child(name, body), "(EIO)");
-}
-
-#[test]
-fn a_read_error_that_stays_costs_one_page_2m() {
-    let name = "reads::a_read_error_that_stays_costs_one_page_2m";
-    let body = || lose_one_page(config(2048, Install::Auto));
+    let body = || lose_one_page(config(Install::Auto).limit(limit));
     expect_lost_page(in_child(name, body), "(EIO)");
 }
 
@@ -224,21 +210,14 @@ fn a_read_error_that_stays_costs_one_page_2m() {
 #[test]
 fn a_read_error_that_stays_costs_one_page_on_an_old_kernel() {
     let name = "reads::a_read_error_that_stays_costs_one_page_on_an_old_kernel";
-    let body = || lose_one_page(config(4, Install::Copy));
-    expect_lost_page(in_child(name, body), "(EIO)");
-}
-
-#[test]
-fn a_read_error_that_stays_costs_one_page_on_an_old_kernel_64k() {
-    let name = "reads::a_read_error_that_stays_costs_one_page_on_an_old_kernel_64k";
-    let body = || lose_one_page(config(64, Install::Copy));
+    let body = || lose_one_page(config(Install::Copy));
     expect_lost_page(in_child(name, body), "(EIO)");
 }
 
 #[test]
 fn without_a_handler_a_lost_page_ends_the_process() {
     let ended = in_child("reads::without_a_handler_a_lost_page_ends_the_process", || {
-        let short = config(4, Install::Auto).deadline(DEADLINE);
+        let short = config(Install::Auto).deadline(DEADLINE);
         let Some(far) = Far::new(short, PAGES, 1) else { return };
         far.store(0..PAGES);
         far.control.fail_next(Op::Read, FOREVER, libc::EIO);
@@ -251,7 +230,7 @@ fn without_a_handler_a_lost_page_ends_the_process() {
 
 /// Breaks all reads by `damage`, expects SIGBUS, heals and expects that nothing else suffered.
 fn lose_by(install: Install, damage: impl Fn(&Far), counted: impl Fn(&Far) -> bool) {
-    let short = config(4, install).deadline(DEADLINE);
+    let short = config(install).deadline(DEADLINE);
     let Some(far) = Far::new(short, PAGES, 1) else { return };
     park_on_sigbus();
     far.store_apart(0..PAGES);
@@ -299,9 +278,7 @@ fn wrong_bytes_are_never_shown() {
 fn damaged_pages_are_given_up_long_before_the_deadline() {
     const DAMAGED: usize = 24;
     let body = || {
-        for patient in
-            [config(4, Install::Auto), config(4, Install::Copy).mode(FaultMode::InThread)]
-        {
+        for patient in [config(Install::Auto), config(Install::Copy).mode(FaultMode::InThread)] {
             park_on_sigbus(); // A region that serves its own faults passes others on.
             let Some(far) = Far::new(patient.deadline(HUNG), PAGES, 1) else { return };
             let before = sigbus_count();
@@ -358,8 +335,8 @@ fn a_device_that_never_answers_is_an_error() {
 #[test]
 fn an_answer_before_the_deadline_is_waited_for() {
     let _watchdog = watchdog("slow device", HUNG);
-    for &(page, install) in WAYS {
-        let Some(far) = Far::new(config(page, install), PAGES, 1) else { return };
+    for &install in WAYS {
+        let Some(far) = Far::new(config(install), PAGES, 1) else { return };
         far.store(0..PAGES);
         far.control.delay(Duration::from_millis(20));
         far.region
@@ -376,7 +353,7 @@ fn a_fault_behind_a_full_queue_has_a_deadline_too() {
     const MANY: usize = 1000;
     let name = "reads::a_fault_behind_a_full_queue_has_a_deadline_too";
     let body = || {
-        let short = config(4, Install::Auto).deadline(DEADLINE);
+        let short = config(Install::Auto).deadline(DEADLINE);
         let Some(far) = Far::new(short, MANY, 1) else { return };
         park_on_sigbus();
         // Evicted one by one in an order that leaves no neighbours on the device.
@@ -410,7 +387,7 @@ fn a_fault_behind_a_full_queue_has_a_deadline_too() {
 fn failed_prefetches_cost_no_pages() {
     let _watchdog = watchdog("failed prefetch", HUNG);
     for damage in [Damage::Errors, Damage::Silence] {
-        let short = config(4, Install::Auto).deadline(DEADLINE);
+        let short = config(Install::Auto).deadline(DEADLINE);
         let Some(far) = Far::new(short, PAGES, 1) else { return };
         far.store(0..PAGES);
         match damage {

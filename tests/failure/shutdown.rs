@@ -22,9 +22,9 @@ const PAGES: usize = 256;
 #[test]
 fn prefetches_under_way_do_not_hold_up_the_end() {
     let _watchdog = watchdog("shutdown with prefetches", HUNG);
-    for &(page, install) in WAYS {
+    for &install in WAYS {
         for paused in [false, true] {
-            let config = config(page, install).deadline(DEADLINE);
+            let config = config(install).deadline(DEADLINE);
             let Some(far) = Far::new(config, PAGES, 1) else { return };
             far.store(0..PAGES);
             if paused {
@@ -41,8 +41,8 @@ fn prefetches_under_way_do_not_hold_up_the_end() {
 #[test]
 fn writes_that_are_stuck_do_not_hold_up_the_end() {
     let _watchdog = watchdog("shutdown with writes", HUNG);
-    for &(page, install) in WAYS {
-        let Some(far) = Far::new(config(page, install), PAGES, 1) else { return };
+    for &install in WAYS {
+        let Some(far) = Far::new(config(install), PAGES, 1) else { return };
         far.fill(0..PAGES);
         far.control.pause();
         std::thread::scope(|scope| {
@@ -63,7 +63,7 @@ fn writes_that_are_stuck_do_not_hold_up_the_end() {
 fn a_fault_under_way_at_the_end_is_a_signal() {
     let name = "shutdown::a_fault_under_way_at_the_end_is_a_signal";
     let ended = in_child(name, || {
-        let Some(far) = Far::new(config(4, Install::Auto), PAGES, 1) else { return };
+        let Some(far) = Far::new(config(Install::Auto), PAGES, 1) else { return };
         far.store(0..PAGES);
         far.control.pause();
         let thread = far.touch(3);
@@ -79,7 +79,7 @@ fn a_fault_under_way_at_the_end_is_a_signal() {
 fn memory_of_a_region_that_has_ended_cannot_be_read() {
     let name = "shutdown::memory_of_a_region_that_has_ended_cannot_be_read";
     let ended = in_child(name, || {
-        let Some(far) = Far::new(config(4, Install::Auto), PAGES, 1) else { return };
+        let Some(far) = Far::new(config(Install::Auto), PAGES, 1) else { return };
         far.fill(0..PAGES);
         let addr = far.addr(0);
         drop(far);
@@ -207,8 +207,8 @@ fn memory_that_a_stuck_device_may_still_use_stays_mapped() {
             println!("skipped: without io_uring the writing thread itself is stuck");
             return;
         }
-        let config = config(64, Install::Auto);
-        let (page, pages) = (config.page.as_usize(), config.limit.0 / config.page.0);
+        let config = config(Install::Auto);
+        let (page, pages) = (4096, config.limit.0 / 4096);
         let Some(region) = region(config, Arc::new(store)) else { return };
         let base = region.map(ByteCount::mib(16)).expect("there is room").as_ptr() as usize;
         let Some(frozen) = Frozen::new(on) else {

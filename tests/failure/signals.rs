@@ -80,7 +80,7 @@ fn work_under_signals(base: usize, page: usize, mut work: impl FnMut(usize)) {
 
 /// A region, what the handler touches, and what the thread works on.
 fn with_region(config: RegionConfig, work: impl Fn(&Region, usize, usize)) {
-    let page = config.page.as_usize();
+    let page = 4096;
     let Some(region) = region(config, mem_store(ByteCount::mib(256))) else { return };
     let base = region.map(ByteCount(TOUCHED as u64)).expect("there is room").as_ptr() as usize;
     let own = region.map(ByteCount(WORKED_ON as u64)).expect("there is room").as_ptr() as usize;
@@ -118,12 +118,12 @@ fn ask(region: &Region, own: usize, page: usize, round: usize) {
         region.advise(&[bytes(ptr, len)], Advice::WillNeedNow).expect("in it");
     }
     region.advise(&[bytes(ptr, len)], Advice::WillNeed).expect("in it");
-    assert!(region.stats().page_bytes > ByteCount::ZERO);
+    assert!(region.stats().limit_bytes > ByteCount::ZERO);
 }
 
-fn cases(page_kib: u64, mode: FaultMode) {
-    let config = config(page_kib, Install::Auto).mode(mode);
-    let page = config.page.as_usize();
+fn cases(mode: FaultMode) {
+    let config = config(Install::Auto).mode(mode);
+    let page = 4096;
     with_region(config.clone(), |region, own, _| advise(region, own, page));
     with_region(config.clone(), |region, own, _| discard(region, own, page));
     with_region(config, |region, own, round| ask(region, own, page, round));
@@ -136,27 +136,15 @@ fn run(test: &'static str, body: impl FnOnce()) {
 }
 
 #[test]
-fn a_handler_touches_far_memory_while_its_thread_discards_or_asks_4k() {
-    let name = "signals::a_handler_touches_far_memory_while_its_thread_discards_or_asks_4k";
-    run(name, || cases(4, FaultMode::Handler));
+fn a_handler_touches_far_memory_while_its_thread_discards_or_asks() {
+    let name = "signals::a_handler_touches_far_memory_while_its_thread_discards_or_asks";
+    run(name, || cases(FaultMode::Handler));
 }
 
 #[test]
-fn a_handler_touches_far_memory_while_its_thread_discards_or_asks_64k() {
-    let name = "signals::a_handler_touches_far_memory_while_its_thread_discards_or_asks_64k";
-    run(name, || cases(64, FaultMode::Handler));
-}
-
-#[test]
-fn a_handler_touches_far_memory_while_its_thread_serves_a_fault_4k() {
-    let name = "signals::a_handler_touches_far_memory_while_its_thread_serves_a_fault_4k";
-    run(name, || cases(4, FaultMode::InThread));
-}
-
-#[test]
-fn a_handler_touches_far_memory_while_its_thread_serves_a_fault_64k() {
-    let name = "signals::a_handler_touches_far_memory_while_its_thread_serves_a_fault_64k";
-    run(name, || cases(64, FaultMode::InThread));
+fn a_handler_touches_far_memory_while_its_thread_serves_a_fault() {
+    let name = "signals::a_handler_touches_far_memory_while_its_thread_serves_a_fault";
+    run(name, || cases(FaultMode::InThread));
 }
 
 /// Frees give memory back under the allocator's locks.
@@ -189,7 +177,7 @@ fn an_in_thread_region_is_dropped_while_threads_fault_in_another() {
     const THREADS: usize = 16;
     const PAGES: usize = 16_384;
     let _watchdog = watchdog("drop beside faults", HUNG);
-    let config = || config(4, Install::Auto).mode(FaultMode::InThread);
+    let config = || config(Install::Auto).mode(FaultMode::InThread);
     let store = || mem_store(ByteCount::mib(128));
     let Some(busy) = region(config(), store()) else { return };
     let base = busy.map(ByteCount::mib(64)).expect("there is room").as_ptr() as usize;
@@ -250,7 +238,7 @@ fn default_action() {
 
 /// A region whose first page is resident; its address.
 fn one_page() -> Option<(Region, usize)> {
-    let config = config(64, Install::Auto).mode(FaultMode::InThread);
+    let config = config(Install::Auto).mode(FaultMode::InThread);
     let region = region(config, mem_store(ByteCount::mib(64)))?;
     let base = region.map(ByteCount::mib(1)).expect("there is room").as_ptr() as usize;
     write_word(base, 7);

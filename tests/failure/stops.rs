@@ -112,7 +112,7 @@ fn memory(stop: Stop) {
 
 /// Threads wait for a device that does not answer, while the process is stopped; it answers then.
 fn read(stop: Stop, mode: FaultMode) {
-    let config = config(4, Install::Auto).mode(mode).deadline(DEADLINE);
+    let config = config(Install::Auto).mode(mode).deadline(DEADLINE);
     let Some(far) = Far::new(config, PAGES, 1) else { return };
     far.store(0..PAGES);
     far.control.pause();
@@ -129,8 +129,8 @@ fn read(stop: Stop, mode: FaultMode) {
 
 /// A thread waits for room that writes would make, while the process is stopped; they end then.
 fn room(stop: Stop, install: Install) {
-    let config = config(4, install).deadline(DEADLINE);
-    let pages = 3 * (config.limit.0 / config.page.0) as usize;
+    let config = config(install).deadline(DEADLINE);
+    let pages = 3 * (config.limit.0 / 4096) as usize;
     let Some(far) = Far::new(config, pages, 1) else { return };
     far.control.pause();
     std::thread::scope(|scope| {

@@ -30,9 +30,9 @@ fn write_behind<'scope>(
 }
 
 /// Fills memory while nothing can be written back, until a fault ends in SIGBUS; then heals.
-fn no_write_back(page_kib: u64, install: Install, damage: impl Fn(&Far)) {
-    let config = config(page_kib, install).deadline(DEADLINE);
-    let pages = 3 * (config.limit.0 / config.page.0) as usize;
+fn no_write_back(install: Install, damage: impl Fn(&Far)) {
+    let config = config(install).deadline(DEADLINE);
+    let pages = 3 * (config.limit.0 / 4096) as usize;
     let Some(far) = Far::new(config.clone(), pages, seed("no write-back")) else { return };
     park_on_sigbus();
     damage(&far);
@@ -80,33 +80,27 @@ fn write_errors(errno: i32) -> impl Fn(&Far) {
 }
 
 #[test]
-fn write_errors_keep_pages_in_memory_4k() {
-    let name = "writes::write_errors_keep_pages_in_memory_4k";
-    expect_no_room(in_child(name, || no_write_back(4, Install::Auto, write_errors(libc::EIO))));
-}
-
-#[test]
-fn write_errors_keep_pages_in_memory_64k() {
-    let name = "writes::write_errors_keep_pages_in_memory_64k";
-    expect_no_room(in_child(name, || no_write_back(64, Install::Auto, write_errors(libc::EIO))));
+fn write_errors_keep_pages_in_memory() {
+    let name = "writes::write_errors_keep_pages_in_memory";
+    expect_no_room(in_child(name, || no_write_back(Install::Auto, write_errors(libc::EIO))));
 }
 
 #[test]
 fn write_errors_keep_pages_in_memory_on_an_old_kernel() {
     let name = "writes::write_errors_keep_pages_in_memory_on_an_old_kernel";
-    expect_no_room(in_child(name, || no_write_back(4, Install::Copy, write_errors(libc::EIO))));
+    expect_no_room(in_child(name, || no_write_back(Install::Copy, write_errors(libc::EIO))));
 }
 
 #[test]
-fn a_full_device_keeps_pages_in_memory_4k() {
-    let name = "writes::a_full_device_keeps_pages_in_memory_4k";
-    expect_no_room(in_child(name, || no_write_back(4, Install::Auto, write_errors(libc::ENOSPC))));
+fn a_full_device_keeps_pages_in_memory() {
+    let name = "writes::a_full_device_keeps_pages_in_memory";
+    expect_no_room(in_child(name, || no_write_back(Install::Auto, write_errors(libc::ENOSPC))));
 }
 
 #[test]
-fn a_full_device_keeps_pages_in_memory_64k() {
-    let name = "writes::a_full_device_keeps_pages_in_memory_64k";
-    expect_no_room(in_child(name, || no_write_back(64, Install::Copy, write_errors(libc::ENOSPC))));
+fn a_full_device_keeps_pages_in_memory_on_an_old_kernel() {
+    let name = "writes::a_full_device_keeps_pages_in_memory_on_an_old_kernel";
+    expect_no_room(in_child(name, || no_write_back(Install::Copy, write_errors(libc::ENOSPC))));
 }
 
 /// Has the kernel write to the start of a page; returns whether it could.
@@ -121,9 +115,9 @@ fn fill_by_the_kernel(far: &Far, page: usize) -> bool {
 #[test]
 fn faults_one_after_the_other_wait_for_a_full_device_once() {
     const REFUSED: usize = 10;
-    for &(page_kib, install) in WAYS {
-        let config = config(page_kib, install).deadline(Duration::from_secs(2));
-        let pages = 3 * (config.limit.0 / config.page.0) as usize;
+    for &install in WAYS {
+        let config = config(install).deadline(Duration::from_secs(2));
+        let pages = 3 * (config.limit.0 / 4096) as usize;
         let Some(far) = Far::new(config.clone(), pages, seed("full device")) else { return };
         if !far.region.serves_kernel_faults() {
             return println!("skipped: a call of the kernel fails here without a fault");
@@ -152,7 +146,7 @@ fn faults_one_after_the_other_wait_for_a_full_device_once() {
 fn a_device_that_is_gone_keeps_pages_in_memory() {
     let name = "writes::a_device_that_is_gone_keeps_pages_in_memory";
     let gone = |far: &Far| far.control.vanish(libc::ENODEV);
-    expect_no_room(in_child(name, || no_write_back(4, Install::Auto, gone)));
+    expect_no_room(in_child(name, || no_write_back(Install::Auto, gone)));
 }
 
 /// What was handed to a device that never answers can still be read, until there is no room.
@@ -161,8 +155,8 @@ fn a_device_that_never_answers_a_write_ends_in_sigbus_not_in_a_hang() {
     let name = "writes::a_device_that_never_answers_a_write_ends_in_sigbus_not_in_a_hang";
     let body = || {
         for install in [Install::Auto, Install::Copy] {
-            let config = config(4, install).deadline(DEADLINE);
-            let pages = 3 * (config.limit.0 / config.page.0) as usize;
+            let config = config(install).deadline(DEADLINE);
+            let pages = 3 * (config.limit.0 / 4096) as usize;
             let Some(far) = Far::new(config, pages, 1) else { return };
             park_on_sigbus();
             far.control.pause();
@@ -197,9 +191,9 @@ fn a_device_that_never_answers_a_write_ends_in_sigbus_not_in_a_hang() {
 #[test]
 fn slow_writes_are_waited_for() {
     let _watchdog = watchdog("slow writes", HUNG);
-    for &(page, install) in WAYS {
-        let config = config(page, install);
-        let pages = 2 * (config.limit.0 / config.page.0) as usize;
+    for &install in WAYS {
+        let config = config(install);
+        let pages = 2 * (config.limit.0 / 4096) as usize;
         let Some(far) = Far::new(config, pages, 1) else { return };
         far.control.delay(Duration::from_millis(10));
         far.fill(0..pages);
@@ -213,7 +207,7 @@ fn slow_writes_are_waited_for() {
 #[test]
 fn late_writes_are_reported_and_lose_nothing() {
     let _watchdog = watchdog("late writes", HUNG);
-    let config = config(4, Install::Auto).deadline(DEADLINE);
+    let config = config(Install::Auto).deadline(DEADLINE);
     let Some(far) = Far::new(config, 256, 1) else { return };
     far.fill(0..256);
     far.control.delay(DEADLINE * 3);
@@ -233,9 +227,9 @@ fn late_writes_are_reported_and_lose_nothing() {
 fn pages_of_a_write_that_never_ends_are_there_without_room_for_a_copy() {
     let name = "writes::pages_of_a_write_that_never_ends_are_there_without_room_for_a_copy";
     let body = || {
-        for page_kib in [4, 64] {
-            let config = config(page_kib, Install::Auto).deadline(DEADLINE);
-            let most = (config.limit.0 / config.page.0) as usize;
+        {
+            let config = config(Install::Auto).deadline(DEADLINE);
+            let most = (config.limit.0 / 4096) as usize;
             let Some(far) = Far::new(config.clone(), 3 * most, 1) else { return };
             park_on_sigbus();
             let before = sigbus_count();
@@ -272,7 +266,7 @@ fn pages_of_a_write_that_never_ends_are_there_without_room_for_a_copy() {
 #[test]
 fn a_discarded_page_can_be_used_while_its_write_is_stuck() {
     let _watchdog = watchdog("discard under write", HUNG);
-    let Some(far) = Far::new(config(4, Install::Auto), 64, 1) else { return };
+    let Some(far) = Far::new(config(Install::Auto), 64, 1) else { return };
     far.fill(0..64);
     far.control.pause();
     std::thread::scope(|scope| {
@@ -292,9 +286,9 @@ fn a_discarded_page_can_be_used_while_its_write_is_stuck() {
 fn random_write_errors_lose_nothing() {
     let _watchdog = watchdog("random write errors", HUNG);
     let seed = seed("random write errors");
-    for &(page, install) in WAYS {
-        let config = config(page, install);
-        let pages = 2 * (config.limit.0 / config.page.0) as usize;
+    for &install in WAYS {
+        let config = config(install);
+        let pages = 2 * (config.limit.0 / 4096) as usize;
         let Some(far) = Far::new(config, pages, seed) else { return };
         far.control.fail_fraction(Op::Write, 300_000, libc::EIO);
         far.fill(0..pages);
@@ -318,9 +312,9 @@ fn fill_until_refused(far: &Far) -> Vec<NonNull<u8>> {
 
 /// Write-back fails until all data is gone: then there is nothing to write that would tell that the
 /// device has recovered.
-fn recover(page_kib: u64, install: Install, errno: i32) {
-    let config = config(page_kib, install);
-    let pages = 2 * (config.limit.0 / config.page.0) as usize;
+fn recover(install: Install, errno: i32) {
+    let config = config(install);
+    let pages = 2 * (config.limit.0 / 4096) as usize;
     let Some(far) = Far::new(config, 8, 1) else { return };
     far.control.fail_fraction(Op::Write, 1_000_000, errno);
     far.fill(0..8);
@@ -357,9 +351,9 @@ fn recover(page_kib: u64, install: Install, errno: i32) {
 fn a_device_that_recovers_is_used_again_though_there_is_nothing_to_write() {
     let name = "writes::a_device_that_recovers_is_used_again_though_there_is_nothing_to_write";
     let body = || {
-        for &(page, install) in WAYS {
-            recover(page, install, libc::ENOSPC);
-            recover(page, install, libc::EIO);
+        for &install in WAYS {
+            recover(install, libc::ENOSPC);
+            recover(install, libc::EIO);
         }
     };
     if let Some(ended) = in_child(name, body) {

@@ -93,7 +93,7 @@ fn a_forked_child_reads_the_parents_far_data() {
 #[test]
 fn forking_while_threads_fault_harms_nobody() {
     alone("forking_while_threads_fault_harms_nobody", || {
-        let Some(heap) = heap("far_limit:8MiB,capacity:512MiB,page:4KiB") else { return };
+        let Some(heap) = heap("far_limit:8MiB,capacity:512MiB") else { return };
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let others = StopOnDrop(&done);
@@ -258,9 +258,8 @@ fn allocates_locally() -> bool {
 #[test]
 fn a_forked_child_that_only_frees_far_memory_lives() {
     const TEST: &str = "a_forked_child_that_only_frees_far_memory_lives";
-    cases(TEST, &["4KiB", "64KiB"], |page| {
-        let conf = format!("far_limit:8MiB,capacity:512MiB,page:{page}");
-        let Some(heap) = heap(&conf) else { return };
+    alone(TEST, || {
+        let Some(heap) = heap("far_limit:8MiB,capacity:512MiB") else { return };
         let mut blocks = Some(Blocks::new(&heap));
         for _ in 0..3 {
             let end = fork(|| {

@@ -21,7 +21,7 @@ const WORDS: usize = (12 << 20) / 8;
 /// Words that are looked at are a sector of the device apart: whatever goes wrong, it goes wrong with whole
 /// sectors. To look at all words took 30 times as long.
 const STEP: usize = 512 / 8;
-const KINDS: [&str; 3] = ["page:4KiB", "page:16KiB", "page:64KiB,readahead:off"];
+const KINDS: [&str; 2] = ["readahead:on", "readahead:off"];
 
 /// Forks; the child runs `body` and ends with 0 if it returns `true`.
 fn fork(body: impl FnOnce() -> bool) -> i32 {
@@ -120,7 +120,7 @@ fn start(conf: &str) -> Option<Heap> {
 fn a_child_reads_what_was_at_the_fork_while_the_parent_rewrites_all() {
     const TEST: &str = "a_child_reads_what_was_at_the_fork_while_the_parent_rewrites_all";
     // What was written is also told from what was not without hashes.
-    let kinds = [&KINDS[..], &["page:16KiB,checksum:off"]].concat();
+    let kinds = [&KINDS[..], &["checksum:off"]].concat();
     cases(TEST, &kinds, |conf| {
         let Some(heap) = start(conf) else { return };
         let mut data = data(0);
@@ -215,7 +215,7 @@ fn a_childs_child_has_what_the_child_had() {
 fn children_are_forked_while_threads_fault_and_allocate() {
     const TEST: &str = "children_are_forked_while_threads_fault_and_allocate";
     // With far metadata children end in `fork`, where jemalloc resets its locks; nobody waits for anybody.
-    let kinds = ["page:4KiB", "page:16KiB", "page:4KiB,metadata:far", "page:64KiB,metadata:far"];
+    let kinds = ["readahead:on", "readahead:off", "metadata:far"];
     cases(TEST, &kinds, |conf| {
         let expected = if conf.contains("metadata:far") { -libc::SIGSEGV } else { 0 };
         let Some(heap) = start(conf) else { return };
@@ -274,7 +274,7 @@ fn children_are_forked_while_threads_fault_and_allocate() {
 #[test]
 fn a_child_forks_while_its_threads_fault() {
     const TEST: &str = "a_child_forks_while_its_threads_fault";
-    cases(TEST, &["page:4KiB", "page:16KiB"], |conf| {
+    cases(TEST, &["readahead:on", "readahead:off"], |conf| {
         let Some(heap) = start(conf) else { return };
         let data = data(0);
         heap.region().evict_all().expect("the device has room");
@@ -309,7 +309,7 @@ fn a_child_forks_while_its_threads_fault() {
 #[test]
 fn threads_fork_at_once_and_children_end_with_their_destructors() {
     const TEST: &str = "threads_fork_at_once_and_children_end_with_their_destructors";
-    cases(TEST, &["page:4KiB", "page:16KiB,metadata:far"], |conf| {
+    cases(TEST, &["readahead:on", "metadata:far"], |conf| {
         let expected = if conf.contains("metadata:far") { -libc::SIGSEGV } else { 0 };
         let Some(heap) = start(conf) else { return };
         let data = data(0);
@@ -352,7 +352,7 @@ fn threads_fork_at_once_and_children_end_with_their_destructors() {
 #[test]
 fn programs_are_started_with_arguments_in_far_memory() {
     alone("programs_are_started_with_arguments_in_far_memory", || {
-        let Some(heap) = start("page:4KiB") else { return };
+        let Some(heap) = start("readahead:on") else { return };
         let data = data(0);
         for _ in 0..10 {
             heap.region().evict_all().expect("the device has room");
@@ -393,7 +393,7 @@ fn parent_and_child_settle_within_a_quarter_more_than_the_limit() {
     // Each process has memory that is not far: pages of the test program and of its allocator that were
     // written since the fork, stacks, tables.
     const OTHER: u64 = 8 << 20;
-    cases(TEST, &["page:4KiB", "page:16KiB"], |conf| {
+    cases(TEST, &["readahead:on", "readahead:off"], |conf| {
         let conf = format!("far_limit:16MiB,capacity:512MiB,{conf}");
         let Some(_heap) = heap(&conf) else { return };
         let own = std::process::id() as i32;
@@ -455,7 +455,7 @@ fn is_right_when_its_parent_is_killed(test: &str, conf: &str) -> bool {
 fn a_child_outlives_its_parent() {
     const TEST: &str = "a_child_outlives_its_parent";
     let Some(conf) = crate::common::child::case(TEST) else {
-        for conf in ["page:4KiB", "page:16KiB"] {
+        for conf in ["readahead:on", "readahead:off"] {
             if !is_right_when_its_parent_is_killed(TEST, conf) {
                 return;
             }
@@ -488,7 +488,7 @@ fn a_child_outlives_its_parent() {
 fn a_daemon_has_what_the_program_had() {
     const TEST: &str = "a_daemon_has_what_the_program_had";
     let Some(conf) = crate::common::child::case(TEST) else {
-        for conf in ["page:4KiB", "page:16KiB"] {
+        for conf in ["readahead:on", "readahead:off"] {
             let dir = tempfile::tempdir().expect("a directory");
             let out = dir.path().join("out");
             let ended = crate::common::child::run(TEST, conf, |command| {
@@ -552,7 +552,7 @@ fn functions_that_run_around_a_fork_allocate() {
     alone("functions_that_run_around_a_fork_allocate", || {
         // SAFETY: functions that live as long as the program and take no arguments.
         unsafe { libc::pthread_atfork(Some(early_before), Some(early_after), Some(early_after)) };
-        let Some(heap) = start("page:4KiB") else { return };
+        let Some(heap) = start("readahead:on") else { return };
         // SAFETY: as above.
         unsafe { libc::pthread_atfork(Some(late_before), Some(late_after), Some(late_after)) };
         let mut data = data(0);
@@ -580,7 +580,7 @@ fn kills(usual: u32) -> u32 {
 fn children_are_right_when_their_parent_is_killed_at_any_moment() {
     const TEST: &str = "children_are_right_when_their_parent_is_killed_at_any_moment";
     let Some(conf) = crate::common::child::case(TEST) else {
-        for conf in ["page:4KiB", "page:16KiB"] {
+        for conf in ["readahead:on", "readahead:off"] {
             for _ in 0..kills(amount(5) as u32) {
                 if !is_right_when_its_parent_is_killed(TEST, conf) {
                     return;
@@ -627,7 +627,7 @@ fn children_are_right_when_their_parent_is_killed_at_any_moment() {
 #[test]
 fn children_are_killed_at_any_moment() {
     const TEST: &str = "children_are_killed_at_any_moment";
-    cases(TEST, &["page:4KiB", "page:16KiB"], |conf| {
+    cases(TEST, &["readahead:on", "readahead:off"], |conf| {
         let Some(heap) = start(conf) else { return };
         let mut data = data(0);
         let mut dice = Dice::new(seed(TEST));

@@ -55,9 +55,8 @@ fn what_is_counted_is_what_the_kernel_counts_while_threads_come_and_go() {
     const NAME: &str = "what_is_counted_is_what_the_kernel_counts_while_threads_come_and_go";
     alone(NAME, || {
         let _watchdog = watchdog("heap_memory", Duration::from_secs(300));
-        let Some(default) = heap("far_limit:96MiB,capacity:512MiB,page:16KiB") else { return };
-        let config =
-            Heap::builder().parse("far_limit:48MiB,capacity:512MiB,page:64KiB").expect("options");
+        let Some(default) = heap("far_limit:96MiB,capacity:512MiB") else { return };
+        let config = Heap::builder().parse("far_limit:48MiB,capacity:512MiB").expect("options");
         let more = default.add_tier("more", config).expect("the machine has room");
         let tiers = [default.tier(), more.tier()];
         let seed = seed(NAME);
@@ -171,7 +170,7 @@ fn far_metadata_leaves_and_comes_back_like_all_far_memory() {
     const NAME: &str = "far_metadata_leaves_and_comes_back_like_all_far_memory";
     alone(NAME, || {
         let _watchdog = watchdog("heap_memory", Duration::from_secs(300));
-        let Some(heap) = heap("far_limit:16MiB,capacity:512MiB,page:64KiB,metadata:far") else {
+        let Some(heap) = heap("far_limit:16MiB,capacity:512MiB,metadata:far") else {
             return;
         };
         let mut dice = Dice::new(seed(NAME));

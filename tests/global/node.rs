@@ -15,9 +15,8 @@ use std::time::Duration;
 
 const KERNEL_PAGE: usize = 4096;
 
-/// Page sizes whose pages come and go in different ways: copied, in chunks, huge.
-const PAGES: [&str; 3] =
-    ["page:16KiB,far_limit:16MiB", "page:256KiB,far_limit:16MiB", "page:2MiB,far_limit:128MiB"];
+/// Limits whose pages come and go in different ways: copied, in chunks.
+const LIMITS: [&str; 2] = ["far_limit:16MiB", "far_limit:128MiB"];
 
 /// The nodes of the resident pages of a range.
 fn nodes_of(bytes: &[u64]) -> Vec<i32> {
@@ -62,8 +61,8 @@ fn pages_of_a_tier_are_on_its_node_fresh_and_read_back() {
         let nodes = NumaNode::all();
         let Some(default) = heap("far_limit:16MiB,capacity:64MiB") else { return };
         assert!(!nodes.is_empty(), "/sys says which nodes have memory");
-        for (node, page) in nodes.iter().flat_map(|node| PAGES.map(|page| (*node, page))) {
-            let text = format!("{page},capacity:1GiB,node:{}", node.number);
+        for (node, limit) in nodes.iter().flat_map(|node| LIMITS.map(|limit| (*node, limit))) {
+            let text = format!("{limit},capacity:1GiB,node:{}", node.number);
             let config = Heap::builder().parse(&text).expect("an option");
             let limit = config.clone().build().expect("the node is there").far_limit();
             let tier = default.add_tier("of-node", config).expect("the machine has room");

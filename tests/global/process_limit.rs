@@ -95,7 +95,7 @@ fn a_process_above_its_limit_says_so_and_goes_on() {
 #[test]
 fn far_memory_with_many_tables_is_served_beside_too_much_local_memory() {
     child::alone("far_memory_with_many_tables_is_served_beside_too_much_local_memory", || {
-        let conf = "limit:96MiB,page:4KiB,capacity:4GiB";
+        let conf = "limit:96MiB,capacity:4GiB";
         let Some(heap) = heap(conf) else { return };
         const LEN: usize = (1536 << 20) / 8;
         // A page of each 2 MiB is enough for most of its tables.
@@ -128,7 +128,7 @@ fn far_memory_is_right_while_everything_beside_it_grows_and_shrinks() {
         let frame = std::hint::black_box([levels as u8; 4096]);
         if levels == 0 { 0 } else { deep(levels - 1) + usize::from(frame[7] == levels as u8) }
     }
-    const CASES: &[&str] = &["page:4KiB", "page:64KiB,install:copy", "mode:in_thread"];
+    const CASES: &[&str] = &["mode:handler", "install:copy", "mode:in_thread"];
     let name = "far_memory_is_right_while_everything_beside_it_grows_and_shrinks";
     child::cases(name, CASES, |case| {
         let conf = format!("limit:64MiB,capacity:512MiB,{case}");
@@ -163,10 +163,7 @@ fn far_memory_is_right_while_everything_beside_it_grows_and_shrinks() {
             });
             scope.spawn(move || {
                 until_over(&|roll| {
-                    let limit = ByteCount(
-                        RegionConfig::limit_min(heap.region().page_size()).get()
-                            + roll % (60 << 20),
-                    );
+                    let limit = ByteCount(RegionConfig::LIMIT_MIN.get() + roll % (60 << 20));
                     // Where local memory has left less, that holds.
                     drop(heap.region().set_limit(limit));
                 });

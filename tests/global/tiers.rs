@@ -15,16 +15,16 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// What the further tiers of most tests are: of other page sizes and limits.
+/// What the further tiers of most tests are: of other limits.
 const TIERS: [(&str, &str); 3] = [
-    ("small", "far_limit:8MiB,capacity:256MiB,page:4KiB"),
-    ("large", "far_limit:16MiB,capacity:256MiB,page:256KiB"),
-    ("plain", "far_limit:8MiB,capacity:256MiB,page:64KiB,io:sync"),
+    ("small", "far_limit:8MiB,capacity:256MiB"),
+    ("large", "far_limit:16MiB,capacity:256MiB"),
+    ("plain", "far_limit:8MiB,capacity:256MiB,io:sync"),
 ];
 
 /// The default tier and three more, or `None` where userfaultfd is not permitted.
 fn four() -> Option<[Heap; 4]> {
-    let default = heap("far_limit:8MiB,capacity:256MiB,page:16KiB")?;
+    let default = heap("far_limit:8MiB,capacity:256MiB")?;
     let [a, b, c] = TIERS
         .map(|(name, text)| default.add_tier(name, config(text)).expect("the machine has room"));
     Some([default, a, b, c])
@@ -48,20 +48,18 @@ fn are_right(numbers: &TierVec<u64, Tier>) -> bool {
 }
 
 #[test]
-fn each_tier_has_its_own_device_page_size_and_limit() {
-    alone("each_tier_has_its_own_device_page_size_and_limit", || {
+fn each_tier_has_its_own_device_and_limit() {
+    alone("each_tier_has_its_own_device_and_limit", || {
         let _watchdog = watchdog("heap_tiers", Duration::from_secs(120));
         let Some(tiers) = four() else { return };
         let columns = tiers.each_ref().map(|tier| numbers(tier.tier(), 6 << 20)); // 48 MiB each
         assert!(columns.iter().all(are_right));
-        let pages = [16, 4, 256, 64];
-        for ((tier, column), page) in tiers.iter().zip(&columns).zip(pages) {
+        for (tier, column) in tiers.iter().zip(&columns) {
             let (name, stats) = (tier.name(), tier.stats());
             assert_eq!(Tier::of(column.as_ptr()), Some(tier.tier()));
             assert!(
                 tier.region().contains(column.as_ptr().cast()) && Far::contains(column.as_ptr())
             );
-            assert_eq!(stats.page_bytes, ByteCount::kib(page), "{name}");
             assert_eq!(tier.allocated(), ByteCount::mib(48), "{name}");
             assert!(stats.resident_bytes_max <= stats.limit_bytes, "{name}: {stats}");
             assert!(stats.bytes_written >= ByteCount::mib(24), "{name}: {stats}");
@@ -157,7 +155,7 @@ fn one_limit_holds_for_all_tiers_under_a_manager() {
         let _watchdog = watchdog("heap_tiers", Duration::from_secs(120));
         let manager = MemoryManager::start(ByteCount::mib(64)).expect("manager");
         let Some(default) = heap_under(&manager, "far_limit:64MiB,capacity:256MiB") else { return };
-        let cold = default.add_tier("cold", config("far_limit:64MiB,capacity:256MiB,page:64KiB"));
+        let cold = default.add_tier("cold", config("far_limit:64MiB,capacity:256MiB"));
         let cold = cold.expect("the manager has room");
         let columns = [&default, &cold].map(|tier| numbers(tier.tier(), 8 << 20)); // 64 MiB each
         for _ in 0..2 {

@@ -97,10 +97,10 @@ impl Exchange {
 fn tiers_start_and_end_under_short_lived_threads_that_use_them() {
     const TEST: &str = "tiers_start_and_end_under_short_lived_threads_that_use_them";
     const TEXTS: [&str; 4] = [
-        "far_limit:8MiB,capacity:128MiB,page:4KiB,span:4GiB",
-        "far_limit:24MiB,capacity:128MiB,page:16KiB,span:4GiB",
-        "far_limit:16MiB,capacity:128MiB,page:256KiB,metadata:far,span:4GiB",
-        "far_limit:8MiB,capacity:128MiB,page:64KiB,mode:in_thread,span:4GiB",
+        "far_limit:8MiB,capacity:128MiB,span:4GiB",
+        "far_limit:24MiB,capacity:128MiB,span:4GiB",
+        "far_limit:16MiB,capacity:128MiB,metadata:far,span:4GiB",
+        "far_limit:8MiB,capacity:128MiB,mode:in_thread,span:4GiB",
     ];
     alone(TEST, || {
         let _watchdog = watchdog(TEST, Duration::from_secs(240));
@@ -187,7 +187,7 @@ fn a_tier_on_a_small_device_that_fails_now_and_then_keeps_its_data() {
         let Some(default) = heap("far_limit:8MiB,capacity:64MiB") else { return };
         let store = FaultyStore::new(mem_store(ByteCount::mib(40)), 1);
         let device = store.control();
-        let text = "far_limit:12MiB,page:16KiB,span:4GiB";
+        let text = "far_limit:12MiB,span:4GiB";
         let tier = default.add_tier("small", config(text).store(Arc::new(store)));
         let tier = tier.expect("the machine has room");
         let seed = seed(TEST);

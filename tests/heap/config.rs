@@ -33,7 +33,7 @@ fn metadata_is_local_or_far_and_not_far_where_threads_serve_themselves() {
 #[test]
 fn every_key_is_read() {
     let config = Config::parse(
-        "far_limit:512MiB, limit:2GiB, device:/dev/nvme1n1, overwrite:on, capacity:10GiB, reserve:on, page:256KiB, \
+        "far_limit:512MiB, limit:2GiB, device:/dev/nvme1n1, overwrite:on, capacity:10GiB, reserve:on,  \
          handlers:3, threshold:off, span:2TiB, checksum:off, deadline:1m30s, \
          poll:50us, user_mode:far, readahead:off, mode:in_thread, encrypt:on, wipe:zero",
     )
@@ -45,7 +45,6 @@ fn every_key_is_read() {
     assert!(config.overwrite());
     assert_eq!(config.capacity(), Some(ByteCount::gib(10)));
     assert!(config.reserve());
-    assert_eq!(config.page(), ByteCount::kib(256));
     assert_eq!(config.handlers(), Some(3));
     assert_eq!(config.threshold(), None);
     assert_eq!(config.span(), ByteCount::gib(2048));
@@ -64,7 +63,7 @@ fn defaults_are_as_documented() {
     let config = Config::parse("").expect("defaults");
     assert_eq!(
         config.to_string(),
-        "limit:auto,far_limit:auto,overwrite:off,reserve:off,page:4KiB,threshold:64KiB,handlers:auto,span:1TiB,\
+        "limit:auto,far_limit:auto,overwrite:off,reserve:off,threshold:64KiB,handlers:auto,span:1TiB,\
          checksum:on,deadline:30s,poll:200us,user_mode:auto,readahead:on,\
          mode:handler,encrypt:off,wipe:off,metadata:local,node:any,check:off"
     );
@@ -72,8 +71,8 @@ fn defaults_are_as_documented() {
 
 #[test]
 fn an_unknown_key_is_named_with_the_likely_one() {
-    let message = refusal("far_limit:64MiB,pgae:64KiB");
-    assert_eq!(message, "configuration: pgae: is not a key; did you mean `page`?");
+    let message = refusal("far_limit:64MiB,hanlders:4");
+    assert_eq!(message, "configuration: hanlders: is not a key; did you mean `handlers`?");
     assert!(refusal("Limit:64MiB").contains("did you mean `limit`?"));
     assert!(refusal("limits").contains("did you mean `limit`?"));
     assert_eq!(refusal("xyzzy:1"), "configuration: xyzzy: is not a key");
@@ -90,10 +89,6 @@ fn a_malformed_value_is_refused_with_its_key() {
         ("limit:300%", "limit", "not a whole percentage"),
         ("limit:-5%", "limit", "not a whole percentage"),
         ("limit:99999999999TiB", "limit", "is too large"),
-        ("page:5KiB", "page", "power of two"),
-        ("page:2KiB", "page", "power of two"),
-        ("page:4MiB", "page", "power of two"),
-        ("page:0", "page", "power of two"),
         ("capacity:0", "capacity", "at least one page"),
         ("capacity:9223372036854775808", "capacity", "at most"),
         ("handlers:0", "handlers", "from 1 to 64"),
@@ -122,9 +117,9 @@ fn a_malformed_value_is_refused_with_its_key() {
         ("device:\"/a\"b", "device", "expected a comma"),
         ("device:/a,dir:/b", "dir", "conflicts with `device`"),
         ("limit", "limit", "has no value"),
-        ("page:4KiB,page:4KiB", "page", "given twice"),
-        ("page:4KiB,,mode:handler", Config::ENV, "a comma too many"),
-        ("page:4KiB,", Config::ENV, "a comma too many"),
+        ("handlers:4,handlers:4", "handlers", "given twice"),
+        ("handlers:4,,mode:handler", Config::ENV, "a comma too many"),
+        ("handlers:4,", Config::ENV, "a comma too many"),
         (",", Config::ENV, "a comma too many"),
     ] {
         let message = refusal(text);
@@ -134,20 +129,11 @@ fn a_malformed_value_is_refused_with_its_key() {
 }
 
 #[test]
-fn a_limit_must_hold_sixty_four_pages_and_eight_mebibytes() {
-    for (text, minimum) in [
-        ("far_limit:8191KiB", ByteCount::mib(8)),
-        ("far_limit:8191KiB,page:4KiB", ByteCount::mib(8)),
-        ("far_limit:127MiB,page:2MiB", ByteCount::mib(128)),
-    ] {
-        let error = Config::parse(text).expect_err(text);
-        assert!(
-            matches!(error, Error::LimitTooSmall { minimum: m, .. } if m == minimum),
-            "{error}"
-        );
-    }
+fn a_limit_must_be_eight_mebibytes() {
+    let error = Config::parse("far_limit:8191KiB").expect_err("too little");
+    let minimum = ByteCount::mib(8);
+    assert!(matches!(error, Error::LimitTooSmall { minimum: m, .. } if m == minimum), "{error}");
     assert!(Config::parse("far_limit:8MiB").is_ok());
-    assert!(Config::parse("far_limit:128MiB,page:2MiB").is_ok());
 }
 
 #[test]
@@ -157,7 +143,6 @@ fn the_builder_refuses_what_the_text_refuses() {
         Config::builder().limit(Limit::Percent(0)),
         Config::builder().limit(Limit::Percent(101)),
         Config::builder().far_limit(ByteCount::ZERO),
-        Config::builder().page(ByteCount(u64::MAX)),
         Config::builder().capacity(ByteCount(u64::MAX)),
         Config::builder().handlers(65),
         Config::builder().span(ByteCount(u64::MAX)),
@@ -188,10 +173,8 @@ fn paths_may_hold_colons_and_quoted_ones_commas() {
     let config = Config::parse(r#"device:/dev/disk/by-path/pci-0000:00:1f.2,far_limit:1GiB"#);
     let config = config.expect("colons need no quotes");
     assert_eq!(config.device(), Some(Path::new("/dev/disk/by-path/pci-0000:00:1f.2")));
-    let config =
-        Config::parse(r#"far_limit:1GiB,dir: "/mnt/a, ""b""" ,page:4KiB"#).expect("quoted");
+    let config = Config::parse(r#"far_limit:1GiB,dir: "/mnt/a, ""b""" "#).expect("quoted");
     assert_eq!(config.dir(), Some(Path::new(r#"/mnt/a, "b""#)));
-    assert_eq!(config.page(), ByteCount::kib(4));
 }
 
 #[test]
@@ -227,8 +210,8 @@ fn the_environment_variable_is_read_and_its_absence_means_the_defaults() {
     let defaults = Config::parse("").expect("defaults").to_string();
     assert!(child(None).contains(&format!("read: {defaults}")));
     assert!(
-        child(Some("limit:96MiB,page:4KiB"))
-            .contains("read: limit:96MiB,far_limit:auto,overwrite:off,reserve:off,page:4KiB,")
+        child(Some("limit:96MiB"))
+            .contains("read: limit:96MiB,far_limit:auto,overwrite:off,reserve:off,")
     );
     assert!(child(Some("limt:96MiB")).contains("refused: configuration: limt: is not a key"));
 }
@@ -250,7 +233,6 @@ prop_compose! {
             paths().prop_map(|path| (None, Some(path))),
         ],
         capacity in proptest::option::of(1u64 << 21..=i64::MAX as u64),
-        page_shift in 12u32..=21,
         handlers in proptest::option::of(1u16..=64),
         threshold in proptest::option::of(0u64..1 << 62),
         span in 1u64 << 45..=1 << 46,
@@ -277,7 +259,6 @@ prop_compose! {
         builder
             .capacity(capacity.map(ByteCount))
             .reserve(reserve && capacity.is_some())
-            .page(ByteCount(1 << page_shift))
             .handlers(handlers)
             .threshold(threshold.map(ByteCount))
             .span(ByteCount(span))

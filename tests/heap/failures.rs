@@ -63,7 +63,6 @@ fn devices_that_cannot_be_used_are_refused_with_path_and_reason() {
     alone("devices_that_cannot_be_used_are_refused_with_path_and_reason", || {
         let dir = tempfile::tempdir().expect("a directory");
         let small = sparse(&dir.path().join("small"), 100_000);
-        let below_a_page = sparse(&dir.path().join("page"), 1 << 20);
         let odd = sparse(&dir.path().join("odd"), (8 << 20) + 17);
         let missing = dir.path().join("missing").to_str().expect("UTF-8").to_owned();
         let directory = dir.path().to_str().expect("UTF-8");
@@ -75,11 +74,6 @@ fn devices_that_cannot_be_used_are_refused_with_path_and_reason() {
             (format!("device:{odd},capacity:1GiB"), &odd, "too small"),
             ("device:/dev/null".to_owned(), "/dev/null", "is a character device"),
             (format!("dir:{missing}"), &missing, "does not exist"),
-            (
-                format!("device:{below_a_page},page:2MiB,far_limit:128MiB"),
-                &below_a_page,
-                "no page of 2.0 MiB",
-            ),
         ];
         for (conf, path, reason) in refused {
             let limit = if conf.contains("limit") { "" } else { "far_limit:8MiB," };
@@ -421,7 +415,7 @@ fn a_directory_in_memory_is_warned_of() {
         assert_eq!(ended.text.contains("this file system is in memory"), warned, "{}", ended.text);
     }
     // Without a directory, `/var/tmp` where `/tmp` is in memory.
-    let ended = run(name, "page:64KiB", |command| {
+    let ended = run(name, "handlers:1", |command| {
         command.env("TMPDIR", tmpfs.path());
     });
     assert!(ended.text.contains("this file system is in memory"), "it was asked for");

@@ -5,7 +5,7 @@
 
 #![expect(unsafe_code, reason = "sees aligned blocks as bytes")]
 
-use crate::common::child::{Ended, alone, case, cases, run, run_under};
+use crate::common::child::{Ended, alone, case, run, run_under};
 use crate::common::refuse::{Refused, refuse, refuse_new_calls};
 use crate::common::{Dice, StopOnDrop, bytes, heap, seed};
 use allocator_api2::vec::Vec as FarVec;
@@ -77,10 +77,9 @@ fn kernel_heap(conf: &str) -> Option<Heap> {
 
 #[test]
 fn system_calls_read_and_write_evicted_memory() {
-    cases("system_calls_read_and_write_evicted_memory", &["4KiB", "64KiB", "2MiB"], |page| {
+    alone("system_calls_read_and_write_evicted_memory", || {
         let mut dice = Dice::new(seed("system calls"));
-        let conf = format!("far_limit:128MiB,capacity:256MiB,page:{page}");
-        let Some(heap) = kernel_heap(&conf) else { return };
+        let Some(heap) = kernel_heap("far_limit:128MiB,capacity:256MiB") else { return };
         let source = Buffer::random(1024, &mut dice);
         let mut target = Buffer::new(1024);
 
@@ -118,10 +117,9 @@ fn assert_transferred(
 
 #[test]
 fn direct_reads_lose_nothing_to_evictions_under_way() {
-    cases("direct_reads_lose_nothing_to_evictions_under_way", &["4KiB", "64KiB"], |page| {
+    alone("direct_reads_lose_nothing_to_evictions_under_way", || {
         let mut dice = Dice::new(seed("direct reads"));
-        let conf = format!("far_limit:8MiB,capacity:64MiB,page:{page}");
-        let Some(heap) = kernel_heap(&conf) else { return };
+        let Some(heap) = kernel_heap("far_limit:8MiB,capacity:64MiB") else { return };
         let dir = tempfile::tempdir().expect("a directory");
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).custom_flags(libc::O_DIRECT);
@@ -327,9 +325,8 @@ fn robust_mutexes_in_evicted_memory_tell_that_their_owner_has_ended() {
 #[test]
 fn a_sandbox_that_knows_no_new_calls_changes_no_bytes() {
     let name = "a_sandbox_that_knows_no_new_calls_changes_no_bytes";
-    let pages = ["page:16KiB,far_limit:64MiB", "page:2MiB,far_limit:128MiB"];
-    cases(name, &pages, |page| {
-        let Some(heap) = heap(&format!("capacity:512MiB,{page}")) else { return };
+    alone(name, || {
+        let Some(heap) = heap("capacity:512MiB,far_limit:64MiB") else { return };
         let seed = seed("sandbox");
         let mut dice = Dice::new(seed);
         let blocks = 24 << 8; // 24 MiB.

@@ -2,7 +2,7 @@
 //!
 //! Guards: G1, G2, G3, G10.
 
-use crate::common::child::{alone, case, cases, run};
+use crate::common::child::{alone, case, run};
 use crate::common::{StopOnDrop, bytes, eventually, heap, watchdog};
 use allocator_api2::boxed::Box as FarBox;
 use allocator_api2::vec::Vec as FarVec;
@@ -148,7 +148,7 @@ fn a_heap_is_one_a_process_and_ends_only_when_it_is_empty() {
         assert!(Heap::running().is_none());
         assert!(FarVec::<u8, Far>::new_in(Far).try_reserve(1).is_err(), "no heap is running");
         for _ in 0..5 {
-            let again = start("far_limit:16MiB,page:4KiB,capacity:64MiB").expect("none runs");
+            let again = start("far_limit:16MiB,capacity:64MiB").expect("none runs");
             assert_numbers(&numbers(24 * MIB / 8));
             again.shutdown().expect("nothing is in use");
         }
@@ -163,7 +163,6 @@ fn a_limit_below_the_minimum_is_refused_with_the_minimum() {
         other => panic!("{conf}: {other:?}"),
     };
     assert_eq!(minimum_of("far_limit:4MiB"), ByteCount::mib(8));
-    assert_eq!(minimum_of("far_limit:64MiB,page:2MiB"), ByteCount::mib(128));
 }
 
 #[test]
@@ -284,12 +283,9 @@ const LOCAL_MAX: u64 = 8 << 20;
 
 #[test]
 fn the_resident_size_reported_is_what_the_kernel_counts() {
-    let pages = ["4KiB", "64KiB", "2MiB"];
-    cases("the_resident_size_reported_is_what_the_kernel_counts", &pages, |page| {
+    alone("the_resident_size_reported_is_what_the_kernel_counts", || {
         let before = resident_exactly();
-        let Some(heap) = heap(&format!("far_limit:128MiB,capacity:512MiB,page:{page}")) else {
-            return;
-        };
+        let Some(heap) = heap("far_limit:128MiB,capacity:512MiB") else { return };
         let data = numbers(192 * MIB / 8);
         assert_numbers(&data);
         // Until background eviction is done and both are read at the same state.
@@ -302,8 +298,8 @@ fn the_resident_size_reported_is_what_the_kernel_counts() {
         });
         let reported = heap.stats().resident_bytes.0;
         let counted = resident_exactly() - before;
-        println!("{page}: reported {reported}, counted {counted}");
-        assert!(agree, "{page}: reported {reported}, counted {counted}");
+        println!("reported {reported}, counted {counted}");
+        assert!(agree, "reported {reported}, counted {counted}");
         // How far writers and readers are ahead of the evictor, or it of them, depends on when they run.
         assert!(reported >= 64 << 20, "{reported} of a limit of 128 MiB");
         drop(data);
@@ -312,12 +308,9 @@ fn the_resident_size_reported_is_what_the_kernel_counts() {
 
 #[test]
 fn the_resident_size_stays_below_the_limit_while_hammered() {
-    let pages = ["4KiB", "64KiB", "2MiB"];
-    cases("the_resident_size_stays_below_the_limit_while_hammered", &pages, |page| {
+    alone("the_resident_size_stays_below_the_limit_while_hammered", || {
         let before = resident_roughly();
-        let Some(heap) = heap(&format!("far_limit:128MiB,capacity:1GiB,page:{page}")) else {
-            return;
-        };
+        let Some(heap) = heap("far_limit:128MiB,capacity:1GiB") else { return };
         let (largest, done) = (AtomicU64::new(0), AtomicBool::new(false));
         std::thread::scope(|scope| {
             let others = StopOnDrop(&done);
@@ -341,8 +334,8 @@ fn the_resident_size_stays_below_the_limit_while_hammered() {
             drop(others);
         });
         let grown = largest.into_inner() - before;
-        println!("{page}: {grown} at most, limit {}", 128 << 20);
-        assert!(grown <= (128 << 20) + LOCAL_MAX, "{page}: {grown}");
+        println!("{grown} at most, limit {}", 128 << 20);
+        assert!(grown <= (128 << 20) + LOCAL_MAX, "{grown}");
         assert!(heap.stats().resident_bytes_max.0 <= 128 << 20, "{:?}", heap.stats());
         assert!(heap.stats().bytes_read.0 > 0, "the limit had an effect");
     });

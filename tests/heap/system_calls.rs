@@ -331,8 +331,8 @@ fn the_page_has_every_system_call_of_the_library() {
     let mut made = BTreeSet::new();
     for conf in [
         "far_limit:8MiB",
-        "limit:96MiB,page:4KiB",
-        "far_limit:128MiB,page:2MiB,install:copy",
+        "limit:96MiB",
+        "far_limit:128MiB,install:copy",
         "far_limit:8MiB,io:sync,handlers:1,readahead:off",
         "far_limit:8MiB,mode:in_thread",
         "far_limit:8MiB,encrypt:on,wipe:zero",

@@ -3,7 +3,7 @@
 //! Guards: G4.
 #![expect(unsafe_code, reason = "allocates through the allocator trait")]
 
-use crate::common::child::cases;
+use crate::common::child::alone;
 use crate::common::{bytes, heap, watchdog};
 use allocator_api2::alloc::Allocator;
 use farheap::region::{Advice, Stats};
@@ -14,12 +14,8 @@ use std::time::Duration;
 
 const BLOCK: usize = 80 << 10;
 const BLOCKS: usize = 200;
-/// A block beyond what threads keep of freed ones, with whole pages of 64 KiB inside.
+/// A block beyond what threads keep of freed ones.
 const LARGE: usize = (1 << 20) + (20 << 10);
-
-fn limit(page: &str) -> &str {
-    if page == "2MiB" { "128MiB" } else { "64MiB" }
-}
 
 fn layout(size: usize) -> Layout {
     Layout::from_size_align(size, 4096).expect("a valid layout")
@@ -82,10 +78,9 @@ fn came_in(before: &Stats, after: &Stats) -> [u64; 3] {
 #[test]
 fn a_block_that_nobody_touches_brings_no_page_in() {
     const TEST: &str = "a_block_that_nobody_touches_brings_no_page_in";
-    cases(TEST, &["4KiB", "64KiB", "2MiB"], |page| {
+    alone(TEST, || {
         let _watchdog = watchdog(TEST, Duration::from_secs(120));
-        let conf = format!("far_limit:{},capacity:512MiB,readahead:off,page:{page}", limit(page));
-        let Some(heap) = heap(&conf) else { return };
+        let Some(heap) = heap("far_limit:64MiB,capacity:512MiB,readahead:off") else { return };
         let kept = data_beside_holes(&heap, BLOCK, BLOCKS);
         let before = heap.stats();
         let again: Vec<_> = (0..BLOCKS).map(|_| allocate(BLOCK)).collect();
@@ -102,10 +97,9 @@ fn a_block_that_nobody_touches_brings_no_page_in() {
 #[test]
 fn zeroed_blocks_beside_evicted_data_are_zero_and_harm_nobody() {
     const TEST: &str = "zeroed_blocks_beside_evicted_data_are_zero_and_harm_nobody";
-    cases(TEST, &["4KiB", "64KiB", "2MiB"], |page| {
+    alone(TEST, || {
         let _watchdog = watchdog(TEST, Duration::from_secs(120));
-        let conf = format!("far_limit:{},capacity:512MiB,readahead:off,page:{page}", limit(page));
-        let Some(heap) = heap(&conf) else { return };
+        let Some(heap) = heap("far_limit:64MiB,capacity:512MiB,readahead:off") else { return };
         for (size, count) in [(BLOCK, BLOCKS), (LARGE, 40)] {
             let kept = data_beside_holes(&heap, size, count);
             let zeroed: Vec<NonNull<u8>> = (0..count)
@@ -126,10 +120,9 @@ fn zeroed_blocks_beside_evicted_data_are_zero_and_harm_nobody() {
 #[test]
 fn zeroed_memory_is_not_read_from_the_device_to_be_cleared() {
     const TEST: &str = "zeroed_memory_is_not_read_from_the_device_to_be_cleared";
-    cases(TEST, &["64KiB"], |page| {
+    alone(TEST, || {
         let _watchdog = watchdog(TEST, Duration::from_secs(120));
-        let conf = format!("far_limit:{},capacity:512MiB,readahead:off,page:{page}", limit(page));
-        let Some(heap) = heap(&conf) else { return };
+        let Some(heap) = heap("far_limit:64MiB,capacity:512MiB,readahead:off") else { return };
         let size = 8 << 20;
         let block = allocate(size);
         fill(block, size, 0xEE);
@@ -139,7 +132,7 @@ fn zeroed_memory_is_not_read_from_the_device_to_be_cleared() {
         let zeroed = Far.allocate_zeroed(layout(size)).expect("room").cast::<u8>();
         // At most the pages that it shares with others at its ends.
         let read = heap.stats().bytes_read.0 - before.bytes_read.0;
-        assert!(read <= 2 * (64 << 10), "{read} bytes were read");
+        assert!(read <= 2 * 4096, "{read} bytes were read");
         assert!(holds(zeroed, size, 0));
         free(vec![zeroed], size);
         heap.shutdown().expect("everything was freed");

@@ -150,7 +150,7 @@ fn far_memory_takes_the_room_of_clean_table_pages_before_it_evicts_its_own() {
     let far = used(&manager, "far heap");
     assert!(far.get() >= left + ByteCount::mib(8).get(), "{:?}", manager.stats());
     assert!(pool.stats().resident_bytes <= ByteCount::mib(40), "{:?}", pool.stats());
-    let written = region.stats().pages_out * region.page_size().get();
+    let written = region.stats().pages_out * 4096;
     assert!(written < len.get() / 2, "{written} bytes were written, though clean ones were there");
     assert_numbers(data, len, 3);
     assert_pool_holds(&pool, &ids);
@@ -336,7 +336,7 @@ fn a_device_that_refuses_writes_fails_claims_in_time_and_loses_nothing() {
 fn tables_are_charged_for_what_was_touched_not_for_what_is_reserved() {
     let _watch = watchdog("tables", HANG);
     let manager = manager(64);
-    let config = RegionConfig::new().page(ByteCount::kib(4));
+    let config = RegionConfig::new();
     let Some(region) = far_with(&manager, config, mem_store(ByteCount::mib(256))) else { return };
     let tables = || manager.consumer("far heap").expect("joined").metadata_bytes;
     let start = tables();
@@ -388,14 +388,11 @@ fn far_memory_lives_on_its_floor_when_others_hold_the_rest() {
 
 /// Memory that was counted has taken all that floors leave: far memory goes on, and for each page that
 /// a scan touches few are read.
-fn far_memory_lives_on_its_floor_beside_counted_memory(
-    limit: ByteCount,
-    page: ByteCount,
-    config: RegionConfig,
-) {
+fn far_memory_lives_on_its_floor_beside_counted_memory(limit: ByteCount, config: RegionConfig) {
+    let page = ByteCount::kib(4);
     let manager = manager(limit.get() >> 20);
-    let floor = RegionConfig::limit_min(page);
-    let config = config.page(page).limit(limit).span(ByteCount::gib(16));
+    let floor = RegionConfig::LIMIT_MIN;
+    let config = config.limit(limit).span(ByteCount::gib(16));
     let len = ByteCount(2 * floor.get());
     let Some(region) = far_with(&manager, config, mem_store(ByteCount(2 * len.get()))) else {
         return;
@@ -444,7 +441,7 @@ fn tables_of_slots_stay_within_the_limit_where_others_take_all_that_is_freed() {
     let manager = manager(96);
     let limit = manager.limit();
     let page = ByteCount::kib(4);
-    let config = RegionConfig::new().page(page).limit(limit).span(ByteCount::gib(16));
+    let config = RegionConfig::new().limit(limit).span(ByteCount::gib(16));
     let Some(region) = far_with(&manager, config, mem_store(ByteCount::mib(256))) else { return };
     let account = region.account().expect("joined");
     account.set_floor(ByteCount::ZERO).expect("it keeps what it needs");
@@ -470,11 +467,9 @@ fn tables_of_slots_stay_within_the_limit_where_others_take_all_that_is_freed() {
 #[test]
 fn counted_memory_above_the_limit_leaves_far_memory_its_floor() {
     let _watch = watchdog("far memory beside counted memory", HANG);
-    let pages_of = [(64, ByteCount::kib(64)), (32, ByteCount::kib(4)), (1024, ByteCount::kib(64))];
-    for (limit, page) in pages_of {
-        println!("limit of {limit} MiB, pages of {page}");
-        let config = RegionConfig::new();
-        far_memory_lives_on_its_floor_beside_counted_memory(ByteCount::mib(limit), page, config);
+    for limit in [32, 64, 1024].map(ByteCount::mib) {
+        println!("limit of {limit}");
+        far_memory_lives_on_its_floor_beside_counted_memory(limit, RegionConfig::new());
     }
 }
 
@@ -496,18 +491,10 @@ fn counted_memory_above_the_limit_leaves_a_pool_its_floor() {
 }
 
 #[test]
-fn counted_memory_above_the_limit_leaves_huge_pages_their_floor() {
-    let _watch = watchdog("huge far pages beside counted memory", HANG);
-    let (limit, page) = (ByteCount::mib(256), ByteCount::mib(2));
-    far_memory_lives_on_its_floor_beside_counted_memory(limit, page, RegionConfig::new());
-}
-
-#[test]
 fn counted_memory_above_the_limit_leaves_threads_that_serve_themselves_their_floor() {
     let _watch = watchdog("in-thread far memory beside counted memory", HANG);
     let config = RegionConfig::new().mode(farheap::region::FaultMode::InThread);
-    let (limit, page) = (ByteCount::mib(64), ByteCount::kib(64));
-    far_memory_lives_on_its_floor_beside_counted_memory(limit, page, config);
+    far_memory_lives_on_its_floor_beside_counted_memory(ByteCount::mib(64), config);
 }
 
 #[test]

@@ -101,7 +101,7 @@ impl<'a> Blocks<'a> {
     pub(crate) fn new(heap: &'a Heap, most: u64) -> Blocks<'a> {
         let file =
             heap.region().serves_kernel_faults().then(|| tempfile::tempfile().expect("a file"));
-        let page = heap.region().page_size().as_usize();
+        let page = 4096;
         Blocks { heap, blocks: Vec::new(), held: 0, most, file, page, children: Vec::new() }
     }
 

@@ -26,9 +26,9 @@ struct Data {
 
 impl Data {
     /// Writes all of it; `None` where regions are not permitted.
-    fn written(page: ByteCount, limit: ByteCount, store: Arc<dyn Store>) -> Option<Data> {
+    fn written(limit: ByteCount, store: Arc<dyn Store>) -> Option<Data> {
         let len = ByteCount::mib(160);
-        let config = RegionConfig::new().limit(limit).page(page);
+        let config = RegionConfig::new().limit(limit);
         let region = region(config, store)?;
         let base = region.map(len).expect("fits the device").as_ptr();
         let mut data = Data { region, base, stamps: vec![0; len.as_usize() / UNIT] };
@@ -37,8 +37,8 @@ impl Data {
     }
 
     /// Writes all of it and evicts it; `None` where regions are not permitted.
-    fn stored(page: ByteCount) -> Option<Data> {
-        let data = Data::written(page, LIMIT, mem_store(ByteCount::mib(256)))?;
+    fn stored() -> Option<Data> {
+        let data = Data::written(LIMIT, mem_store(ByteCount::mib(256)))?;
         data.region.evict_all().expect("the store has room");
         Some(data)
     }
@@ -99,11 +99,11 @@ impl Data {
 #[test]
 fn a_scan_reads_whole_chunks_and_every_byte_is_right() {
     let _watch = watchdog("a scan reads whole chunks", Duration::from_secs(240));
-    for page in [16, 64, 256].map(ByteCount::kib) {
-        let Some(data) = Data::stored(page) else { return };
+    {
+        let Some(data) = Data::stored() else { return };
         (0..3).for_each(|_| data.check_all());
         let stats = data.region.stats();
-        println!("pages of {page}: {} chunks, {} pages", stats.chunks_read, stats.pages_in);
+        println!("{} chunks, {} pages", stats.chunks_read, stats.pages_in);
         // How many of the 240 depends on when the evictor runs.
         assert!(stats.chunks_read >= 8 || !data.moves(), "{stats:?}");
         data.expect_within_limit();
@@ -116,8 +116,8 @@ fn a_scan_reads_whole_chunks_and_every_byte_is_right() {
 fn chunks_that_change_ahead_of_their_reader_are_right() {
     let _watch = watchdog("chunks change ahead of their reader", Duration::from_secs(400));
     let mut dice = Dice::new(seed("chunks change ahead of their reader"));
-    for page in [16, 64, 256].map(ByteCount::kib) {
-        let Some(mut data) = Data::stored(page) else { return };
+    for _ in 0..2 {
+        let Some(mut data) = Data::stored() else { return };
         let units = data.stamps.len();
         let ahead = 4 * CHUNK / UNIT;
         for _ in 0..4 {
@@ -125,7 +125,7 @@ fn chunks_that_change_ahead_of_their_reader_are_right() {
                 data.check(unit);
                 let other = (unit + dice.below(ahead as u64) as usize).min(units - 1);
                 match dice.below(2048) {
-                    0 => data.discard(other, page.as_usize()),
+                    0 => data.discard(other, UNIT),
                     1 => data.write(other, dice.roll() | 1),
                     2 => {
                         let count = (dice.below(1024) as usize + 1).min(units - other);
@@ -154,7 +154,7 @@ fn chunks_that_change_ahead_of_their_reader_are_right() {
 #[test]
 fn a_lowered_limit_is_reached_although_chunks_were_held() {
     let _watch = watchdog("a lowered limit with held chunks", Duration::from_secs(120));
-    let Some(data) = Data::stored(ByteCount::kib(64)) else { return };
+    let Some(data) = Data::stored() else { return };
     let limit = ByteCount::mib(8);
     for stop in [10, 21, 33] {
         let end = stop * CHUNK / UNIT + 1;
@@ -174,7 +174,7 @@ fn a_lowered_limit_is_reached_although_chunks_were_held() {
 fn fresh_chunks_that_are_asked_out_leave_whole() {
     const CHUNKS: usize = 6;
     let _watch = watchdog("fresh chunks are asked out", Duration::from_secs(120));
-    let Some(mut data) = Data::stored(ByteCount::kib(16)) else { return };
+    let Some(mut data) = Data::stored() else { return };
     if !data.moves() {
         return;
     }
@@ -205,7 +205,7 @@ fn fresh_chunks_that_are_asked_out_leave_whole() {
 fn what_is_filled_in_order_comes_in_chunks_although_the_ones_before_have_left() {
     const CHUNKS: usize = 12;
     let _watch = watchdog("filled in order", Duration::from_secs(120));
-    let config = RegionConfig::new().limit(LIMIT).page(ByteCount::kib(16));
+    let config = RegionConfig::new().limit(LIMIT);
     let Some(region) = region(config, mem_store(ByteCount::mib(64))) else { return };
     let len = ByteCount((CHUNKS * CHUNK) as u64);
     let base = region.map(len).expect("fits the device").as_ptr();
@@ -234,8 +234,8 @@ fn what_is_filled_in_order_comes_in_chunks_although_the_ones_before_have_left() 
 fn a_part_of_a_chunk_leaves_although_the_rest_is_being_filled() {
     const CHUNKS: usize = 8;
     let _watch = watchdog("a part of a chunk is asked out", Duration::from_secs(120));
-    for page in [4, 16, 64].map(ByteCount::kib) {
-        let config = RegionConfig::new().limit(LIMIT).page(page);
+    {
+        let config = RegionConfig::new().limit(LIMIT);
         let Some(region) = region(config, mem_store(ByteCount::mib(64))) else { return };
         let base =
             region.map(ByteCount((CHUNKS * CHUNK) as u64)).expect("fits the device").as_ptr();
@@ -264,9 +264,9 @@ fn a_part_of_a_chunk_leaves_although_the_rest_is_being_filled() {
                     .expect("the store has room");
             });
             let after = region.stats();
-            let (left, pages) = (after.pages_out - before.pages_out, len.0 / 2 / page.0);
-            assert_eq!(left, pages, "{page}, round {round}: {before} {after}");
-            assert!(is_right(first) && is_right(rest), "{page}, round {round}");
+            let (left, pages) = (after.pages_out - before.pages_out, len.0 / 2 / UNIT as u64);
+            assert_eq!(left, pages, "round {round}: {before} {after}");
+            assert!(is_right(first) && is_right(rest), "round {round}");
         }
     }
 }
@@ -276,17 +276,16 @@ fn a_part_of_a_chunk_leaves_although_the_rest_is_being_filled() {
 #[test]
 fn what_is_written_faster_than_the_device_leaves_in_chunks_several_at_once() {
     let _watch = watchdog("written faster than the device", Duration::from_secs(240));
-    for (page, limit) in [(16, 16), (256, 16), (256, 32)] {
-        let (page, limit) = (ByteCount::kib(page), ByteCount::mib(limit));
+    for limit in [16, 32].map(ByteCount::mib) {
         let store = FaultyStore::new(mem_store(ByteCount::mib(256)), 1);
         store.control().delay(Duration::from_millis(4));
-        let Some(data) = Data::written(page, limit, Arc::new(store)) else { return };
+        let Some(data) = Data::written(limit, Arc::new(store)) else { return };
         let stats = data.region.stats();
         if !data.moves() {
             return;
         }
         let (written, by_chunks) = (stats.bytes_written.get(), stats.chunks_evicted * CHUNK as u64);
-        println!("{page} under {limit}: {written} written, {by_chunks} by chunks, {stats}");
+        println!("under {limit}: {written} written, {by_chunks} by chunks, {stats}");
         // Before the evictor runs ahead, a part of the limit goes page by page.
         assert!(by_chunks >= written / 4 * 3, "{by_chunks} of {written}: {stats}");
         assert!(stats.writes_in_flight_max >= 2, "{stats}");

@@ -39,7 +39,7 @@ fn region(config: RegionConfig, store: ByteCount) -> Option<Region> {
 #[test]
 fn a_store_has_one_user_at_a_time() {
     let store = mem_store(ByteCount::mib(16));
-    let config = || small_pages().span(ByteCount::gib(1));
+    let config = || smallest().span(ByteCount::gib(1));
     let first = match Region::create(config(), store.clone()) {
         Ok(first) => first,
         Err(Error::UffdUnavailable { reasons }) => {
@@ -72,7 +72,7 @@ fn free_every_other_mib(free: impl Fn(&Region)) -> Option<(u64, u64)> {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("store");
     let store = BlockStore::create(&path, Some(ByteCount::mib(64)), false).expect("a new file");
-    let config = small_pages().span(ByteCount::gib(1));
+    let config = smallest().span(ByteCount::gib(1));
     let region = crate::common::region(config, Arc::new(store))?;
     let base = region.map(ByteCount::mib(32)).expect("the span has room").as_ptr();
     for at in (0..32 << 20).step_by(PAGE) {
@@ -112,7 +112,7 @@ fn a_region_that_ends_empty_leaves_its_file_empty() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("store");
     let store = BlockStore::create(&path, Some(ByteCount::mib(64)), false).expect("a new file");
-    let config = small_pages().span(ByteCount::gib(1)).encrypt(true);
+    let config = smallest().span(ByteCount::gib(1)).encrypt(true);
     let Some(region) = crate::common::region(config, Arc::new(store)) else { return };
     let base = region.map(ByteCount::mib(32)).expect("the span has room");
     // SAFETY: the mapping, which this test alone uses.
@@ -126,14 +126,14 @@ fn a_region_that_ends_empty_leaves_its_file_empty() {
     assert!(occupied() <= 64 << 10, "{} bytes are left", occupied());
 }
 
-fn small_pages() -> RegionConfig {
-    RegionConfig::new().limit(ByteCount::mib(8)).page(ByteCount(PAGE as u64))
+fn smallest() -> RegionConfig {
+    RegionConfig::new().limit(ByteCount::mib(8))
 }
 
 #[test]
 fn a_page_that_is_pinned_many_times_counts_once() {
     let _watch = watchdog("pins of one page", HANG);
-    let Some(region) = region(small_pages(), ByteCount::mib(32)) else { return };
+    let Some(region) = region(smallest(), ByteCount::mib(32)) else { return };
     let most = (8 << 20) / PAGE * 3 / 4;
     let data = region.map(ByteCount((2 * most * PAGE) as u64)).expect("mapped");
     let byte = |page: usize| data.as_ptr().wrapping_add(page * PAGE);
@@ -163,22 +163,24 @@ fn a_page_that_is_pinned_many_times_counts_once() {
     region.pin(bytes(byte(most + 2), ByteCount(1))).expect_err("as many as may be");
 }
 
-/// Pages that the program has given advice about a part of are copied on their way out. All of
-/// them are, and faults take whatever room there is.
+/// Every second page has a mapping of its own, so that none leaves with its neighbours, and faults take whatever room
+/// there is.
 #[test]
-fn pages_that_cannot_be_moved_leave_within_the_limit() {
-    let _watch = watchdog("pages that cannot be moved", HANG);
-    const PAGES: usize = 96;
-    const LARGE: usize = 2 << 20;
+fn pages_of_many_mappings_leave_within_the_limit() {
+    let _watch = watchdog("pages of many mappings", HANG);
+    const PAGES: usize = 4096;
     const THREADS: usize = 4;
-    let config = RegionConfig::new().limit(ByteCount::mib(128)).page(ByteCount(LARGE as u64));
+    let config = RegionConfig::new().limit(ByteCount::mib(8));
     let Some(region) = region(config, ByteCount::mib(512)) else { return };
-    let data = region.map(ByteCount((PAGES * LARGE) as u64)).expect("mapped").as_ptr() as usize;
-    let word = |page: usize| (data + page * LARGE) as *mut u64;
+    let data = region.map(ByteCount((PAGES * PAGE) as u64)).expect("mapped").as_ptr() as usize;
+    let word = |page: usize| (data + page * PAGE) as *mut u64;
     for page in 0..PAGES {
         // SAFETY: inside the range that was mapped above, which only this case uses.
         unsafe { word(page).write(page as u64) };
-        // SAFETY: advice on a part of it; contents stay.
+        if page % 2 == 0 {
+            continue;
+        }
+        // SAFETY: advice; contents stay.
         let advised = unsafe { libc::madvise(word(page).cast(), PAGE, libc::MADV_NOHUGEPAGE) };
         assert_eq!(advised, 0, "{}", std::io::Error::last_os_error());
     }
@@ -187,7 +189,7 @@ fn pages_that_cannot_be_moved_leave_within_the_limit() {
             scope.spawn(move || {
                 for round in 0..8 {
                     for page in (thread..PAGES).step_by(THREADS) {
-                        let word = (data + page * LARGE) as *mut u64;
+                        let word = (data + page * PAGE) as *mut u64;
                         // SAFETY: as above, and each thread has pages of its own.
                         let value = unsafe { word.read() };
                         assert_eq!(value, (page + round * PAGES) as u64);
@@ -222,7 +224,7 @@ fn check_pages(data: NonNull<u8>, pages: usize, seed: u64) {
 #[test]
 fn tables_come_back_when_what_they_describe_is_freed() {
     let _watch = watchdog("tables come back", HANG);
-    let Some(region) = region(small_pages(), ByteCount::mib(96)) else { return };
+    let Some(region) = region(smallest(), ByteCount::mib(96)) else { return };
     let tables = || ByteCount(region.stats().metadata_bytes.0);
     let start = tables();
     let len = ByteCount::mib(64);
@@ -232,7 +234,7 @@ fn tables_come_back_when_what_they_describe_is_freed() {
         write_pages(data, pages, round);
         check_pages(data, pages, round);
         let full = tables();
-        assert!(full.get() >= start.get() + (600 << 10), "{full} for {len}");
+        assert!(full.get() >= start.get() + (500 << 10), "{full} for {len}");
         // SAFETY: nobody uses it any more.
         unsafe { region.unmap(data, len) }.expect("mapped above");
         // Of slots that were in use a few stay ready.
@@ -247,7 +249,7 @@ fn tables_come_back_when_what_they_describe_is_freed() {
 #[test]
 fn tables_of_a_part_stay_while_another_part_is_in_use() {
     let _watch = watchdog("tables of parts", HANG);
-    let Some(region) = region(small_pages(), ByteCount::mib(64)) else { return };
+    let Some(region) = region(smallest(), ByteCount::mib(64)) else { return };
     let (count, part) = (16, ByteCount::mib(2));
     let pages = part.as_usize() / PAGE;
     let parts: Vec<_> = (0..count).map(|_| region.map(part).expect("room")).collect();
@@ -287,7 +289,7 @@ fn tables_of_a_part_stay_while_another_part_is_in_use() {
 #[test]
 fn memory_whose_tables_do_not_fit_is_refused_and_what_is_granted_can_be_used() {
     let _watch = watchdog("tables that do not fit", HANG);
-    let config = small_pages();
+    let config = smallest();
     let most = config.far_max();
     assert!(most >= ByteCount::mib(200) && most <= ByteCount::gib(1), "{most}");
     let Some(region) = region(config, ByteCount::gib(1)) else { return };
@@ -328,7 +330,7 @@ fn memory_whose_tables_do_not_fit_is_refused_and_what_is_granted_can_be_used() {
 fn a_limit_below_what_tables_need_is_refused_and_the_least_works() {
     let _watch = watchdog("a limit below tables", HANG);
     const CHUNK: usize = 2 << 20;
-    let config = small_pages().limit(ByteCount::mib(64));
+    let config = smallest().limit(ByteCount::mib(64));
     let Some(region) = region(config, ByteCount::gib(2)) else { return };
     let len = ByteCount::mib(1536);
     let data = region.map(len).expect("the limit is large enough for its tables");
@@ -383,7 +385,7 @@ fn a_limit_above_the_control_groups_is_warned_of_at_the_start() {
 #[test]
 fn what_a_high_limit_takes_comes_back_when_it_is_lowered() {
     let _watch = watchdog("a limit that was high", HANG);
-    let Some(region) = region(small_pages(), ByteCount::mib(32)) else { return };
+    let Some(region) = region(smallest(), ByteCount::mib(32)) else { return };
     let before = region.stats().metadata_bytes.0;
     region.set_limit(ByteCount(u64::MAX)).expect("higher");
     assert!(eventually(|| region.stats().metadata_bytes.0 > before), "no tables were charged");

@@ -3,7 +3,6 @@
 mod chunks;
 #[path = "../common/mod.rs"]
 mod common;
-mod huge;
 mod limits;
 mod mappings;
 mod privacy;

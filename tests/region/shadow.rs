@@ -118,13 +118,10 @@ impl Shadow<'_> {
             0..40 => self.write(first),
             40..85 => self.check(first),
             85..90 => {
-                let page = self.region.page_size().as_usize() / UNIT;
                 // SAFETY: this thread's own units; the shadow forgets them as well.
                 unsafe { self.region.discard(bytes(ptr, len).cast_mut()) }
                     .expect("inside the region");
-                let (whole, end) = (first.next_multiple_of(page), (first + count) / page * page);
-                // The part starts at a page, so whole pages of the part are whole pages.
-                self.stamps[whole.min(end)..end].fill(0);
+                self.stamps[first..first + count].fill(0);
             }
             90..94 => self
                 .region
@@ -145,9 +142,7 @@ impl Shadow<'_> {
 }
 
 fn hammer(name: &'static str, config: RegionConfig, threads: usize, steps: usize) {
-    // Large pages come to the limit by all of them.
-    let steps = if config.page < ByteCount::mib(1) { amount(steps) } else { steps };
-    let work = |shadow: &mut Shadow<'_>| (0..steps).for_each(|_| shadow.step());
+    let work = |shadow: &mut Shadow<'_>| (0..amount(steps)).for_each(|_| shadow.step());
     hammer_after(name, config, threads, work);
 }
 
@@ -160,9 +155,8 @@ fn hammer_after(
 ) -> Option<Stats> {
     let _watchdog = watchdog(name, Duration::from_secs(240));
     let seed = seed(name);
-    let page = config.page;
     let limit = config.limit;
-    let part = ByteCount((limit.0 * 4 / threads as u64).next_multiple_of(page.0));
+    let part = ByteCount((limit.0 * 4 / threads as u64).next_multiple_of(UNIT as u64));
     let bytes = ByteCount(part.0 * threads as u64 * 2);
     let region = region(config, mem_store(bytes))?;
     let base = region.map(ByteCount(part.0 * threads as u64)).expect("the span has room");
@@ -195,71 +189,45 @@ fn hammer_after(
     Some(stats)
 }
 
-fn config(page: ByteCount, install: Install) -> RegionConfig {
-    let limit = RegionConfig::limit_min(page);
-    RegionConfig::new().limit(limit).page(page).install(install).span(ByteCount::gib(4))
+fn config(install: Install) -> RegionConfig {
+    RegionConfig::new().limit(RegionConfig::LIMIT_MIN).install(install).span(ByteCount::gib(4))
 }
 
 #[test]
-fn small_pages_keep_their_content() {
-    hammer("4k auto", config(ByteCount::kib(4), Install::Auto), 1, 20_000);
+fn pages_keep_their_content() {
+    hammer("auto", config(Install::Auto), 1, 20_000);
 }
 
 #[test]
-fn small_pages_keep_their_content_under_four_threads_and_two_handlers() {
-    let two = config(ByteCount::kib(4), Install::Auto).handlers(2);
-    hammer("4k auto, 4 threads", two, 4, 8_000);
+fn pages_keep_their_content_under_four_threads_and_two_handlers() {
+    hammer("auto, 4 threads", config(Install::Auto).handlers(2), 4, 8_000);
 }
 
 #[test]
-fn middle_pages_keep_their_content() {
-    hammer("16k auto", config(ByteCount::kib(16), Install::Auto), 1, 8_000);
-    hammer("64k auto", config(ByteCount::kib(64), Install::Auto), 1, 8_000);
-}
-
-#[test]
-fn middle_pages_keep_their_content_under_four_threads_and_two_handlers() {
-    let two = config(ByteCount::kib(64), Install::Auto).handlers(2);
-    hammer("64k auto, 4 threads", two, 4, 4_000);
-}
-
-#[test]
-fn large_pages_keep_their_content() {
-    hammer("2m auto", config(ByteCount::mib(2), Install::Auto), 2, 1_000);
+fn pages_keep_their_content_under_a_limit_of_chunks() {
+    hammer("chunks", config(Install::Auto).limit(ByteCount::mib(64)), 2, 8_000);
 }
 
 #[test]
 fn content_is_kept_without_move() {
-    hammer("4k copy", config(ByteCount::kib(4), Install::Copy), 2, 8_000);
-    hammer("64k copy", config(ByteCount::kib(64), Install::Copy), 2, 2_000);
-    hammer("2m copy", config(ByteCount::mib(2), Install::Copy), 2, 300);
-}
-
-#[test]
-fn content_is_kept_with_move_only() {
-    hammer("4k move", config(ByteCount::kib(4), Install::Move), 2, 8_000);
+    hammer("copy", config(Install::Copy), 2, 8_000);
 }
 
 #[test]
 fn content_is_kept_when_threads_serve_their_own_faults() {
-    for (name, page) in [("4k in-thread", 4), ("64k in-thread", 64), ("2m in-thread", 2048)] {
-        let config = config(ByteCount::kib(page), Install::Auto);
-        let steps = if page == 2048 { 500 } else { 6_000 };
-        hammer(name, config.mode(FaultMode::InThread), 4, steps);
-    }
+    hammer("in-thread", config(Install::Auto).mode(FaultMode::InThread), 4, 6_000);
 }
 
 /// Fresh memory is the kernel's to fill until it leaves, huge pages whole.
 #[test]
 fn fresh_memory_keeps_its_content_on_its_way_out() {
-    for (name, page, mode, threads) in [
-        ("4k fresh", 4, FaultMode::Handler, 1),
-        ("64k fresh", 64, FaultMode::Handler, 2),
-        ("64k fresh, in-thread", 64, FaultMode::InThread, 2),
-        ("64k fresh, encrypted", 64, FaultMode::Handler, 1),
-        ("1m fresh", 1024, FaultMode::Handler, 2),
+    for (name, mode, threads) in [
+        ("fresh", FaultMode::Handler, 1),
+        ("fresh, two threads", FaultMode::Handler, 2),
+        ("fresh, in-thread", FaultMode::InThread, 2),
+        ("fresh, encrypted", FaultMode::Handler, 1),
     ] {
-        let config = config(ByteCount::kib(page), Install::Auto);
+        let config = config(Install::Auto);
         let encrypt = name.contains("encrypted");
         let config = config.limit(ByteCount::mib(64)).mode(mode).encrypt(encrypt);
         let stats = hammer_after(name, config, threads, |shadow| {
@@ -287,32 +255,28 @@ fn content_is_kept_while_the_kernel_compacts_memory() {
                 std::fs::write(COMPACT, "1").expect("as before");
             }
         });
-        hammer("2m compacted", config(ByteCount::mib(2), Install::Auto), 2, 1_000);
-        hammer("64k compacted", config(ByteCount::kib(64), Install::Auto), 2, 2_000);
+        hammer("compacted", config(Install::Auto), 2, 2_000);
+        hammer("chunks compacted", config(Install::Auto).limit(ByteCount::mib(64)), 2, 2_000);
         drop(others);
     });
 }
 
 #[test]
 fn content_is_kept_encrypted() {
-    let encrypted = |page| config(page, Install::Auto).encrypt(true);
-    hammer("4k encrypted", encrypted(ByteCount::kib(4)), 2, 8_000);
-    hammer("64k encrypted", encrypted(ByteCount::kib(64)).handlers(2), 2, 2_000);
+    hammer("encrypted", config(Install::Auto).encrypt(true).handlers(2), 2, 8_000);
 }
 
 #[test]
 fn content_is_kept_while_children_read_it() {
-    for (name, page) in [("4k forked", 4), ("64k forked", 64), ("2m forked", 2048)] {
-        hammer_after(name, config(ByteCount::kib(page), Install::Auto), 3, |shadow| {
-            for _ in 0..if page == 2048 { 150 } else { amount(600) } {
-                match shadow.dice.below(100) {
-                    0 => shadow.fork(),
-                    _ => shadow.step(),
-                }
+    hammer_after("forked", config(Install::Auto), 3, |shadow| {
+        for _ in 0..amount(600) {
+            match shadow.dice.below(100) {
+                0 => shadow.fork(),
+                _ => shadow.step(),
             }
-            shadow.fork();
-        });
-    }
+        }
+        shadow.fork();
+    });
 }
 
 /// A page discarded while another thread's fault opens the chunk that it lies in: the discard, which
@@ -322,8 +286,7 @@ fn a_page_discarded_while_its_chunk_is_opened_reads_as_zero() {
     let rounds = amount(20_000);
     const UNITS: usize = (2 << 20) / UNIT;
     let _watch = watchdog("discard beside opening", Duration::from_secs(240));
-    let page = ByteCount(UNIT as u64);
-    let config = RegionConfig::new().limit(ByteCount::mib(64)).page(page);
+    let config = RegionConfig::new().limit(ByteCount::mib(64));
     let Some(region) = region(config, mem_store(ByteCount::mib(64))) else { return };
     let len = ByteCount((UNITS * UNIT) as u64);
     let base = region.map(len).expect("the span has room");

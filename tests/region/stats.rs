@@ -12,9 +12,10 @@ use farheap::store::MemStore;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// From one page that is used to the next: no two are of one cluster.
 const PAGE: usize = 65536;
 
-/// A region with 64 pages mapped, of pages of 64 KiB.
+/// A region of which 64 pages are used.
 struct Arena {
     region: Region,
     base: *mut u8,
@@ -22,16 +23,11 @@ struct Arena {
 
 impl Arena {
     fn new(install: Install) -> Option<Arena> {
-        let page = ByteCount(PAGE as u64);
-        let limit = RegionConfig::limit_min(page);
-        let span = ByteCount::gib(1);
-        let readahead = false;
         let config = RegionConfig::new()
-            .limit(limit)
-            .page(page)
+            .limit(RegionConfig::LIMIT_MIN)
             .install(install)
-            .span(span)
-            .readahead(readahead);
+            .span(ByteCount::gib(1))
+            .readahead(false);
         let region = region(config, mem_store(ByteCount::mib(64)))?;
         let base = region.map(ByteCount((64 * PAGE) as u64)).expect("the span has room").as_ptr();
         Some(Arena { region, base })
@@ -108,7 +104,7 @@ fn faults_count_by_kind() {
     assert_eq!(arena.read(0), 1);
     let stats = arena.stats_when(|stats| stats.faults_read == 1);
     assert_eq!((stats.faults_zero, stats.faults_read, stats.pages_in), (2, 1, 1));
-    assert_eq!(stats.bytes_read.0, PAGE as u64);
+    assert_eq!(stats.bytes_read.0, 4096);
     // A page that was read in is write-protected with COPY: the first write is a fault.
     assert_eq!(stats.faults_protect, 0);
     arena.write(0, 2);
@@ -124,7 +120,7 @@ fn evictions_count_by_what_they_needed() {
     arena.evict(0);
     let stats = arena.stats();
     assert_eq!((stats.pages_out, stats.evicted_clean, stats.evicted_zero), (1, 0, 0));
-    assert_eq!((stats.bytes_written.0, stats.stored_bytes.0), (PAGE as u64, PAGE as u64));
+    assert_eq!((stats.bytes_written.0, stats.stored_bytes.0), (4096, 4096));
     assert_eq!(arena.read(0), 1);
     arena.evict(0);
     let stats = arena.stats();
@@ -154,11 +150,9 @@ fn data_that_dies_unwritten_is_counted() {
 fn a_page_freed_while_it_is_being_written_is_a_write_in_vain() {
     let _watchdog = watchdog("in vain", Duration::from_secs(60));
     let page = ByteCount(PAGE as u64);
-    let limit = RegionConfig::limit_min(page);
-    let span = ByteCount::gib(1);
     let faulty = FaultyStore::new(Arc::new(MemStore::new(ByteCount::mib(64)).expect("memory")), 1);
     let control = faulty.control();
-    let config = RegionConfig::new().limit(limit).page(page).span(span);
+    let config = RegionConfig::new().limit(RegionConfig::LIMIT_MIN).span(ByteCount::gib(1));
     let Some(region) = region(config, Arc::new(faulty)) else { return };
     let ptr = region.map(page).expect("room").as_ptr();
     // SAFETY: mapped above.
@@ -259,12 +253,8 @@ fn fresh_data_that_is_read_back_in_order_is_written_once() {
 
 /// A region of pages of 4 KiB with 16 of them written, and evicted at once.
 fn evicted_together(install: Install) -> Option<(Region, *mut u8)> {
-    let page = ByteCount::kib(4);
-    let config = RegionConfig::new()
-        .limit(RegionConfig::limit_min(page))
-        .page(page)
-        .install(install)
-        .span(ByteCount::gib(1));
+    let config =
+        RegionConfig::new().limit(RegionConfig::LIMIT_MIN).install(install).span(ByteCount::gib(1));
     let region = region(config, mem_store(ByteCount::mib(64)))?;
     let base = region.map(ByteCount::kib(64)).expect("the span has room").as_ptr();
     for n in 0..16 {

@@ -73,7 +73,7 @@ fn what_follows_an_address_is_no_part_of_it() {
 fn pages_are_encrypted_on_their_way_unless_told_otherwise() {
     let server = server();
     for device in [server.address.to_string(), plain(std::slice::from_ref(&server))] {
-        let store = open(&device, ",page:4KiB").expect("a store");
+        let store = open(&device, "").expect("a store");
         let mut queue = store.open_queue(1).expect("queue");
         run(&mut *queue, Op::Write, 0, &whole(&mut [Page([0x5a; PAGE])])).expect("write");
         let is_plain = server.control.memory()[1 << 20..][..PAGE].iter().all(|byte| *byte == 0x5a);

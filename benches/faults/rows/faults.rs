@@ -28,7 +28,7 @@ fn missing(far: &Far, mix: &mut Mix, time: Duration) -> Result<Sample> {
 
 pub(crate) fn on_file(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
     let store = far::file_store(&plan.dir, plan.data)?;
-    let config = far::config(KERNEL_PAGE, plan.cache, plan.data);
+    let config = far::config(plan.cache, plan.data);
     let far = Far::stored(config, store, plan.data)?;
     let target = Target::File(PatternFile::create(&plan.dir, plan.data)?);
     against_raw(plan, "file", &far, &target, rows)?;
@@ -43,7 +43,7 @@ pub(crate) fn on_file(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
 
 pub(crate) fn on_loop(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
     let device = LoopDevice::create(far::device_bytes(plan.data))?;
-    let config = far::config(KERNEL_PAGE, plan.cache, plan.data);
+    let config = far::config(plan.cache, plan.data);
     let far = Far::stored(config, far::device_store(device.path())?, plan.data)?;
     let target = Target::on_loop(plan.data)?;
     against_raw(plan, "loop", &far, &target, rows)?;
@@ -165,7 +165,7 @@ const WRITE_PCT: u64 = 50;
 
 /// Half of the accesses write.
 pub(crate) fn mixed(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
-    let config = far::config(KERNEL_PAGE, plan.cache, plan.data);
+    let config = far::config(plan.cache, plan.data);
     let store = far::file_store(&plan.dir, plan.data)?;
     let far = Arc::new(Far::stored(config, store, plan.data)?);
     let target = Target::File(PatternFile::create(&plan.dir, plan.data)?);

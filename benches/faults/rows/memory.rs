@@ -25,7 +25,7 @@ const MODES: [(&str, FaultMode); 2] =
 
 pub(crate) fn random(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
     for (name, mode) in MODES {
-        let config = far::config(KERNEL_PAGE, plan.cache, plan.data).mode(mode);
+        let config = far::config(plan.cache, plan.data).mode(mode);
         let far = Far::stored(config, far::memory_store(plan.data)?, plan.data)?;
         misses(plan, name, &far, rows)?;
         rates(plan, name, &far, rows)?;
@@ -97,13 +97,12 @@ fn rates(plan: &Plan, mode: &str, far: &Far, rows: &mut Vec<Row>) -> Result<()> 
     Ok(())
 }
 
-/// Sequential reads at large page sizes.
+/// Sequential reads, by steps of the sizes that UMap's pages had.
 pub(crate) fn scan(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
     for ((page, umap), goal) in UMAP_SCAN.into_iter().zip([None, Some(0.5), Some(0.8)]) {
-        // 2 MiB pages need a larger cache than a smoke run has.
-        let cache = plan.cache.max(64 * page);
+        let cache = plan.cache;
         let data = plan.data.max(2 * cache);
-        let config = far::config(page, cache, data);
+        let config = far::config(cache, data);
         let far = Far::stored(config, far::memory_store(data)?, data)?;
         let source = Memory::patterned(data)?;
         // Far memory ends up in cache-sized memory, so does the copy.
@@ -134,7 +133,7 @@ pub(crate) fn scan(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
             }),
         ];
         let samples: Vec<Vec<Sample>> = take_turns(plan, &mut sides)?;
-        let work = format!("memory: scan, {} KiB pages", page >> 10);
+        let work = format!("memory: scan by {} KiB", page >> 10);
         let touched = format!("{work}, a word of each 4 KiB");
         let (ours, copies) = (&samples[0], &samples[1]);
         rows.push(Row::turns(

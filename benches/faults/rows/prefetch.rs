@@ -17,7 +17,7 @@ const BATCHES: [usize; 3] = [1, 8, 64];
 
 pub(crate) fn batches(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
     let device = LoopDevice::create(far::device_bytes(plan.data))?;
-    let config = far::config(KERNEL_PAGE, plan.cache, plan.data);
+    let config = far::config(plan.cache, plan.data);
     let far = Far::stored(config, far::device_store(device.path())?, plan.data)?;
     let target = Target::on_loop(plan.data)?;
     let mut mapped = Paging::start(Kind::Mapped, target.path(), plan.data, plan.cache)?;

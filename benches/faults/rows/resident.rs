@@ -80,7 +80,7 @@ impl Access {
 pub(crate) fn speed(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
     let plan = &plan.with_short_rounds();
     let data = plan.cache / 2;
-    let config = far::config(plan.page, plan.cache.max(64 * plan.page), data);
+    let config = far::config(plan.cache, data);
     let far = Far::fresh(config, far::memory_store(data)?, data)?;
     (0..far.words.len()).for_each(|at| far.words.write(at, at as u64));
     let plain = Memory::patterned(data)?;
@@ -91,8 +91,7 @@ pub(crate) fn speed(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
                 Box::new(|time| Ok(access.run(plain.words(), threads, time))),
             ];
             let samples = take_turns(plan, &mut sides)?;
-            let page = plan.page >> 10;
-            let work = format!("resident: {name}, {page} KiB pages, {}", threads_text(threads));
+            let work = format!("resident: {name}, {}", threads_text(threads));
             let row = Row::turns(
                 work,
                 Figure::Accesses,
@@ -149,11 +148,8 @@ fn timed(work: impl FnOnce() -> u64) -> Result<Sample> {
 pub(crate) fn first_touch(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
     let plan = &plan.with_short_rounds();
     let data = plan.cache / 2;
-    let mut pages = vec![KERNEL_PAGE, plan.page, 2 << 20];
-    pages.dedup();
-    for page in pages {
-        let cache = plan.cache.max(64 * page);
-        let config = far::config(page, cache, data);
+    {
+        let config = far::config(plan.cache, data);
         let far = Far::fresh(config, far::memory_store(data)?, data)?;
         let mut sides: Vec<Side<'_>> = vec![
             Box::new(|time| {
@@ -170,12 +166,11 @@ pub(crate) fn first_touch(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
             Box::new(|time| touch_plain(data, true, time)),
         ];
         let samples = take_turns(plan, &mut sides)?;
-        let work = format!("fresh: first touch, {} KiB pages", page >> 10);
+        let work = "fresh: first touch";
         let row = |name: &str, side: usize, goal| {
-            Row::turns(&work, Figure::Rate, &samples[0], name, &samples[side], goal)
+            Row::turns(work, Figure::Rate, &samples[0], name, &samples[side], goal)
         };
-        let goal = (page == plan.page).then_some(0.9);
-        rows.push(row("plain anonymous memory", 1, goal));
+        rows.push(row("plain anonymous memory", 1, Some(0.9)));
         rows.push(row("plain, MADV_HUGEPAGE", 2, None));
     }
     Ok(())

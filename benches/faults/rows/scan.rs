@@ -10,36 +10,29 @@ use crate::{Failure, Plan, Result, Side, take_turns};
 use farheap::store::Store;
 use std::sync::Arc;
 
-const PAGES: [usize; 3] = [16 << 10, 64 << 10, 256 << 10];
+/// Bytes that are looked at, or read, at a time.
+const STEP: usize = 64 << 10;
 
 pub(crate) fn on_file(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
     let target = Target::File(PatternFile::create(&plan.dir, plan.data)?);
-    for page in PAGES {
-        let store = far::file_store(&plan.dir, plan.data)?;
-        compare(plan, "file", page, store, &target, rows)?;
-    }
-    Ok(())
+    compare(plan, "file", far::file_store(&plan.dir, plan.data)?, &target, rows)
 }
 
 pub(crate) fn on_loop(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
     let target = Target::on_loop(plan.data)?;
     let device = LoopDevice::create(far::device_bytes(plan.data))?;
-    for page in PAGES {
-        compare(plan, "loop", page, far::device_store(device.path())?, &target, rows)?;
-    }
-    Ok(())
+    compare(plan, "loop", far::device_store(device.path())?, &target, rows)
 }
 
 fn compare(
     plan: &Plan,
     place: &str,
-    page: usize,
     store: Arc<dyn Store>,
     target: &Target,
     rows: &mut Vec<Row>,
 ) -> Result<()> {
-    let cache = plan.cache.max(64 * page);
-    let far = Far::stored(far::config(page, cache, plan.data), store, plan.data)?;
+    let (cache, page) = (plan.cache, STEP);
+    let far = Far::stored(far::config(cache, plan.data), store, plan.data)?;
     let scan = || Scan::new(plan.data, page);
     let (mut ours, mut deep, mut single) = (scan(), scan(), scan());
     let mut sides: Vec<Side<'_>> = vec![

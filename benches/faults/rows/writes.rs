@@ -20,21 +20,13 @@ const UMAP_FIRST_WRITE_US: f64 = 33.4;
 const WRITTEN: [usize; 2] = [1, 16];
 
 pub(crate) fn first(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
-    for page in [KERNEL_PAGE, plan.page] {
-        for every in WRITTEN {
-            first_writes(plan, page, every, rows)?;
-        }
-        if page == plan.page {
-            break;
-        }
-    }
-    Ok(())
+    WRITTEN.into_iter().try_for_each(|every| first_writes(plan, every, rows))
 }
 
 /// Reads pages in, then writes a word of every so manieth.
-fn first_writes(plan: &Plan, page: usize, every: usize, rows: &mut Vec<Row>) -> Result<()> {
-    let cache = plan.cache.max(64 * page);
-    let config = far::config(page, cache, plan.data);
+fn first_writes(plan: &Plan, every: usize, rows: &mut Vec<Row>) -> Result<()> {
+    let page = KERNEL_PAGE;
+    let config = far::config(plan.cache, plan.data);
     let far = Far::stored(config, far::memory_store(plan.data)?, plan.data)?;
     // Pages that are read ahead and not written soon make room for others: the write would
     // then be a fault for the page, not the first write to a resident one.
@@ -65,7 +57,7 @@ fn first_writes(plan: &Plan, page: usize, every: usize, rows: &mut Vec<Row>) -> 
     };
     let samples = take_turns(plan, &mut [Box::new(side)])?;
     let which = if every == 1 { "all".to_owned() } else { format!("one of {every}") };
-    let work = format!("memory: first write to a clean page, {} KiB, {which}", page >> 10);
+    let work = format!("memory: first write to a clean page, {which}");
     let (figure, umap) = (Figure::Time, "UMap, published");
     let goal = (every == 1).then_some(10.0);
     rows.push(Row::published(&work, figure, &samples[0], umap, UMAP_FIRST_WRITE_US, goal));
@@ -81,9 +73,9 @@ fn first_writes(plan: &Plan, page: usize, every: usize, rows: &mut Vec<Row>) -> 
 pub(crate) fn short_lived(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
     const TURNS: usize = 16;
     let size = plan.cache / 2;
-    let config = far::config(plan.page, plan.cache.max(64 * plan.page), plan.data);
+    let config = far::config(plan.cache, plan.data);
     let store = far::file_store(&plan.dir, plan.data)?;
-    let far = Far::fresh(config, store, plan.page)?;
+    let far = Far::fresh(config, store, KERNEL_PAGE)?;
     for turn in 0..TURNS {
         let length = ByteCount(size as u64);
         let ptr = far.region.map(length).map_err(Failure::of)?;
@@ -108,13 +100,8 @@ pub(crate) fn short_lived(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
 }
 
 fn start_heap(plan: &Plan) -> Result<Heap> {
-    let limit = plan.cache.max(64 * plan.page).max(64 << 20);
-    Heap::builder()
-        .far_limit(ByteCount(limit as u64))
-        .page(ByteCount(plan.page as u64))
-        .dir(&plan.dir)
-        .start()
-        .map_err(Failure::of)
+    let limit = plan.cache.max(64 << 20);
+    Heap::builder().far_limit(ByteCount(limit as u64)).dir(&plan.dir).start().map_err(Failure::of)
 }
 
 fn written_row(rows: &mut Vec<Row>, how: &str, turns: usize, bytes: u64) {
@@ -129,13 +116,13 @@ fn write_all(words: Words) {
 
 pub(crate) fn spill(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
     const UNIT: usize = 256 << 10;
-    let cache = plan.cache.max(64 * plan.page);
+    let cache = plan.cache;
     let data = 2 * cache;
     let target = Target::File(PatternFile::create(&plan.dir, data)?);
     let mut worst: f64 = 0.0;
     let mut sides: Vec<Side<'_>> = vec![
         Box::new(|_| {
-            let config = far::config(plan.page, cache, data);
+            let config = far::config(cache, data);
             let far = Far::fresh(config, far::file_store(&plan.dir, data)?, data)?;
             let clock = Sample::start();
             write_all(far.words);
@@ -149,7 +136,7 @@ pub(crate) fn spill(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
     ];
     let samples = take_turns(plan, &mut sides)?;
     drop(sides);
-    let work = format!("file: data twice the cache written, {} KiB pages", plan.page >> 10);
+    let work = "file: data twice the cache written".to_owned();
     let (ours, theirs) = (&samples[0], &samples[1]);
     let name = "raw writes, 8 of 256 KiB in flight";
     rows.push(Row::turns(&work, Figure::Speed, ours, name, theirs, Some(0.8)));

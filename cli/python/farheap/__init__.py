@@ -13,15 +13,15 @@ __all__ = ["COMMAND", "main", "run"]
 COMMAND = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bin", "farheap")
 
 
-def run(argv, *, limit=None, device=None, page=None, config=None, stats=False, alone=False, **options):
+def run(argv, *, limit=None, device=None, config=None, stats=False, alone=False, **options):
     """Runs a program as `farheap run` does, and returns a `subprocess.CompletedProcess`.
 
-    `limit` and `page` are bytes, or text such as "512MiB"; `device`, `config`, `stats` and `alone` are the options of the
+    `limit` is bytes, or text such as "512MiB"; `device`, `config`, `stats` and `alone` are the options of the
     command. All others are those of `subprocess.run`. The return code is 125 where farheap cannot do it.
     """
     program = [argv] if isinstance(argv, (str, bytes, os.PathLike)) else argv
     command = [COMMAND, "run"]
-    for name, value in {"limit": limit, "device": device, "page": page, "config": config}.items():
+    for name, value in {"limit": limit, "device": device, "config": config}.items():
         if value is not None:
             command += [f"--{name}", str(value)]
     command += ["--stats"] * bool(stats) + ["--alone"] * bool(alone)

@@ -207,20 +207,15 @@ pub(super) fn tables(config: &Config) -> Check {
     let per_gib = ByteCount((region.tables_max(ByteCount::gib(1024)).get()) / 1024);
     let most = region.far_max();
     let found = format!(
-        "up to {per_gib} for each GiB of far memory in pages of {}: at most {most} of it under a \
-         limit of {}",
-        config.page(),
+        "up to {per_gib} for each GiB of far memory: at most {most} of it under a limit of {}",
         config.far_limit()
     );
     match config.capacity() {
         Some(capacity) if capacity > most => Check::new(NAME, Verdict::Warn, found)
-            .meaning(format!(
-                "allocations are refused before a capacity of {capacity} is used; larger pages need \
-                 smaller tables"
-            ))
-            .repair_when("for example:", "export FARHEAP_CONF=page:64KiB"),
-        _ if most < gib => Check::new(NAME, Verdict::Warn, found)
-            .meaning("larger pages need smaller tables, a larger limit holds more of them"),
+            .meaning(format!("allocations are refused before a capacity of {capacity} is used")),
+        _ if most < gib => {
+            Check::new(NAME, Verdict::Warn, found).meaning("a larger limit holds more of them")
+        }
         _ => Check::new(NAME, Verdict::Pass, found),
     }
 }
@@ -415,10 +410,10 @@ mod tests {
     #[test]
     fn tables_are_told_per_gib_and_bound_what_can_be_allocated() {
         let check = |text: &str| tables(&Config::parse(text).expect(text));
-        let small = check("far_limit:8MiB,page:4KiB,capacity:2GiB");
+        let small = check("far_limit:8MiB,capacity:2GiB");
         assert_eq!(small.verdict, Verdict::Warn);
         assert!(small.meaning[0].contains("2.0 GiB"), "{small:?}");
-        let large = check("far_limit:1GiB,page:64KiB,capacity:100GiB");
+        let large = check("far_limit:1GiB,capacity:40GiB");
         assert_eq!(large.verdict, Verdict::Pass, "{large:?}");
         assert!(large.found.contains("for each GiB"), "{large:?}");
     }

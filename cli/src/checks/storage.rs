@@ -8,8 +8,6 @@ use farheap_nbd::ServerAddress;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// The default page size.
-const PAGE_DEFAULT: ByteCount = ByteCount::kib(16);
 /// The smallest store.
 const STORE_MIN: ByteCount = ByteCount::mib(1);
 /// Every request of the store is a multiple of this.
@@ -82,10 +80,9 @@ fn directory_checks(dir: &Path, found: &Directory, config: Option<&Config>) -> V
         Some((None, limit)) => Some((limit, "limit of resident memory")),
         None => None,
     };
-    let page = config.map_or(PAGE_DEFAULT, Config::page);
     let free = format!("{} for this user", found.free);
     let room = match wanted {
-        _ if found.free < page => Check::new("free space", Verdict::Fail, free)
+        _ if found.free < ByteCount::kib(4) => Check::new("free space", Verdict::Fail, free)
             .meaning("not one page can be evicted")
             .repair_when("choose a larger one:", "export FARHEAP_CONF=dir:/var/tmp"),
         Some((wanted, what)) if found.free < wanted => {

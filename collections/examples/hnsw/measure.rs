@@ -66,7 +66,6 @@ fn collective(
     };
     let region = CollectiveConfig::default_region()
         .limit(room)
-        .page(args.page)
         // No pointer of a container reaches a system call.
         .mode(FaultMode::InThread);
     Ok(Arc::new(Collective::create(CollectiveConfig::new().local(local).region(region), store)?))
@@ -95,7 +94,7 @@ pub(crate) fn build(args: &Args, data: &Data) -> Outcome<Built> {
 pub(crate) fn point(args: &Args, data: &Data, built: &Built, setting: Setting) -> Outcome<Point> {
     let Setting { strategy, percent } = setting;
     let (count, width) = (usize::from(args.count), usize::from(args.width));
-    let least = RegionConfig::limit_min(args.page);
+    let least = RegionConfig::LIMIT_MIN;
     let all = ByteCount(built.bytes * u64::from(percent) / 100).max(least);
     let half = ByteCount((all.0 / 2).min(all.0 - least.0));
     let purely_local = if strategy.uses_local() { half } else { ByteCount::ZERO };

@@ -15,7 +15,7 @@ const CONFIG: GraphConfig = GraphConfig { links: 12, width: 80, seed: 1 };
 
 fn collective(local: ByteCount) -> Option<Arc<Collective>> {
     let region = CollectiveConfig::default_region();
-    let limit = RegionConfig::limit_min(region.page);
+    let limit = RegionConfig::LIMIT_MIN;
     let config = CollectiveConfig::new().local(local).region(region.limit(limit));
     let collective = Collective::create(config, mem_store(ByteCount::mib(64)));
     common::where_permitted("collective", collective).map(Arc::new)

@@ -77,6 +77,7 @@ impl<K: Ord, V> FarLeveledMap<K, V> {
         let Some(mut node) = self.root.as_ref() else { return iter };
         loop {
             let shape = self.shape_of(node);
+            self.levels.bring_in(node);
             match node.kind() {
                 ByKind::Inner(inner) => {
                     let (at, children) = (inner.child_of(key), inner.values(shape));
@@ -130,6 +131,7 @@ impl<'a, K, V> Iterator for LevelIter<'a, K, V> {
         while self.keys.is_empty() {
             let node = self.next_node()?;
             let shape = self.map.shape_of(node);
+            self.map.levels.bring_in(node);
             match node.kind() {
                 ByKind::Inner(inner) => self.open.push(inner.values(shape).iter()),
                 ByKind::Leaf(leaf) => (self.keys, self.values) = (leaf.keys(), leaf.values(shape)),

@@ -53,6 +53,11 @@ impl<K, V> Levels<K, V> {
         self.entry(level).1
     }
 
+    /// Brings a node in that is about to be searched.
+    pub(super) fn bring_in(&self, node: &Node<K, V>) {
+        self.collective(node.level()).bring_in(node.memory().as_ptr());
+    }
+
     pub(super) fn is_full(&self, node: &Node<K, V>) -> bool {
         node.len() == self.shape(node.level()).capacity
     }

@@ -49,9 +49,8 @@ use std::sync::Arc;
 /// use std::sync::Arc;
 ///
 /// let collective = |page, local| {
-///     let region = CollectiveConfig::default_region().page(page);
 ///     let store = Arc::new(MemStore::new(ByteCount::mib(64))?);
-///     let config = CollectiveConfig::new().local(local).region(region);
+///     let config = CollectiveConfig::new().local(local).page(page);
 ///     Ok::<_, farheap::Error>(Arc::new(Collective::create(config, store)?))
 /// };
 /// // Leaves of 16 KiB; above them nodes of 4 KiB, purely local while 64 KiB last.
@@ -193,6 +192,7 @@ impl<K: Ord, V> FarLeveledMap<K, V> {
     {
         let mut node = self.root.as_ref()?;
         loop {
+            self.levels.bring_in(node);
             match node.kind() {
                 ByKind::Leaf(leaf) => return Some(leaf),
                 ByKind::Inner(inner) => {
@@ -211,6 +211,7 @@ impl<K: Ord, V> FarLeveledMap<K, V> {
         let mut node = self.root.as_mut()?;
         loop {
             let level = node.level();
+            self.levels.bring_in(node);
             match node.kind_mut() {
                 ByKindMut::Leaf(leaf) => return Some(leaf),
                 ByKindMut::Inner(inner) => {

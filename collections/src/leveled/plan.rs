@@ -105,7 +105,7 @@ fn fault_ns(collective: Arc<Collective>) -> Result<f64, AllocError> {
     }
     region.evict_all()?;
     // While there is room a fault takes fresh memory for the page, and no page leaves.
-    let cache = RegionConfig::limit_min(page).max(ByteCount((FOOTPRINT / 8) as u64));
+    let cache = RegionConfig::LIMIT_MIN.max(ByteCount((FOOTPRINT / 8) as u64));
     region.set_limit(ByteCount(cache.get() + collective.stats().metadata_bytes.get()))?;
     // An odd step visits other leaves each time, far apart: nothing is read ahead.
     let keys = (0..leaves).map(|probe| (probe * 389 % leaves * capacity) as u64);
@@ -115,8 +115,9 @@ fn fault_ns(collective: Arc<Collective>) -> Result<f64, AllocError> {
         for key in keys.by_ref().take(count) {
             assert_eq!(map.get(&key), Some(&[!key; 31]), "a page comes back as it went");
         }
-        let pages = collective.stats().pages_in - before;
-        began.elapsed().as_nanos() as f64 / pages.max(1) as f64
+        let bytes = (collective.stats().pages_in - before) * 4096;
+        let pages = (bytes / page.get()).max(1);
+        began.elapsed().as_nanos() as f64 / pages as f64
     };
     probe((cache.get() / page.get()) as usize);
     Ok((0..ROUNDS).map(|_| probe(PROBES)).fold(f64::INFINITY, f64::min))
@@ -167,9 +168,9 @@ impl LevelPlan {
         let size = 2 * (size_of::<K>() + size_of::<V>());
         let max = PAGES_KIB[PAGES_KIB.len() - 1] as usize * 1024;
         let fits = |page: &ByteCount| Shape::new::<K, V>(page.as_usize()).is_some();
-        let least = pages().find(fits).ok_or(AllocError::TooLarge { size, max })?;
+        pages().find(fits).ok_or(AllocError::TooLarge { size, max })?;
         // With less no region starts.
-        let usage = Usage { local: usage.local.max(RegionConfig::limit_min(least)), ..usage };
+        let usage = Usage { local: usage.local.max(RegionConfig::LIMIT_MIN), ..usage };
         let plans = pages().flat_map(|leaf| {
             pages().filter_map(move |page| LevelPlan::with_pages::<K, V>(usage, cost, leaf, page))
         });
@@ -187,7 +188,7 @@ impl LevelPlan {
     ) -> Option<LevelPlan> {
         let capacity = Shape::new::<K, V>(leaf_page.as_usize())?.capacity;
         let above = directory::<K, V>(usage.pairs, leaf_page, page)?;
-        let least = RegionConfig::limit_min(leaf_page).get();
+        let least = RegionConfig::LIMIT_MIN.get();
         let mut left = usage.local.get().checked_sub(least)?;
         let (mut local, mut far, mut far_levels) = (0, 0, 0.0);
         for nodes in above.iter().rev() {
@@ -200,7 +201,7 @@ impl LevelPlan {
         }
         // A page above the leaves is asked for more often than a leaf: it stays in the cache. Pages
         // of one size can have one cache.
-        let alone = if page == leaf_page { 0 } else { RegionConfig::limit_min(page).get() };
+        let alone = if page == leaf_page { 0 } else { RegionConfig::LIMIT_MIN.get() };
         let directory_cache = if far == 0 { 0 } else { far.min(left / 2).max(alone) };
         left = left.checked_sub(directory_cache)?;
         let cache = least + left;

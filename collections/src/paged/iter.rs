@@ -125,6 +125,7 @@ impl<'a, K, V> Iterator for PagedIter<'a, K, V> {
                 Leaves::From(leaves) => leaves.next()?.1,
             };
             self.map.note_use(leaf);
+            self.map.bring_in(leaf);
             (self.keys, self.values) = (leaf.keys(), leaf.values(self.map.shape));
         }
         let (key, keys) = self.keys.split_first()?;

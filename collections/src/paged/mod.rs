@@ -124,6 +124,10 @@ impl<K, V> FarPagedMap<K, V> {
         leaf.warm(now);
     }
 
+    fn bring_in(&self, leaf: &Leaf<K, V>) {
+        self.collective.bring_in(leaf.memory().as_ptr().cast());
+    }
+
     fn allocate_far(&self) -> Result<NonNull<u8>, AllocError> {
         self.collective.new_page()?.allocate(self.shape.layout)
     }
@@ -151,7 +155,9 @@ impl<K: Ord, V> FarPagedMap<K, V> {
         Q: Ord + ?Sized,
     {
         let below = (Bound::Unbounded, Bound::Included(key));
-        self.directory.range::<Q, _>(below).next_back().map(|(_, leaf)| leaf)
+        let leaf = self.directory.range::<Q, _>(below).next_back().map(|(_, leaf)| leaf)?;
+        self.bring_in(leaf);
+        Some(leaf)
     }
 
     fn leaf_mut<Q>(&mut self, key: &Q) -> Option<&mut Leaf<K, V>>
@@ -160,7 +166,9 @@ impl<K: Ord, V> FarPagedMap<K, V> {
         Q: Ord + ?Sized,
     {
         let below = (Bound::Unbounded, Bound::Included(key));
-        self.directory.range_mut::<Q, _>(below).next_back().map(|(_, leaf)| leaf)
+        let leaf = self.directory.range_mut::<Q, _>(below).next_back().map(|(_, leaf)| leaf)?;
+        self.collective.bring_in(leaf.memory().as_ptr().cast());
+        Some(leaf)
     }
 
     /// The value of a key.

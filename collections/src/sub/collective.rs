@@ -10,7 +10,7 @@
 
 use super::pages::{GRANULE, Owner, Pages, Pool, Reuse, granules};
 use crate::sys::WordMapping;
-use farheap::region::{Region, RegionConfig, Stats};
+use farheap::region::{Advice, Region, RegionConfig, Stats};
 use farheap::store::Store;
 use farheap::{ByteCount, Error};
 use std::alloc::Layout;
@@ -21,6 +21,9 @@ type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Page size of the local arena's bookkeeping; larger objects are not purely local.
 const LOCAL_PAGE: usize = 256 << 10;
+/// Smallest and largest pages; what one fault brings is the smallest.
+const PAGE_MIN: ByteCount = ByteCount::kib(4);
+const PAGE_MAX: ByteCount = ByteCount::mib(2);
 /// Far pages mapped at once.
 const CHUNK_PAGES: usize = 256;
 /// Part of the page cache that empty pages may keep: as much as the far heap keeps dirty.
@@ -62,6 +65,8 @@ pub enum AllocError {
 pub struct CollectiveConfig {
     /// See [`local()`](CollectiveConfig::local()).
     pub local: ByteCount,
+    /// See [`page()`](CollectiveConfig::page()).
+    pub page: ByteCount,
     /// See [`region()`](CollectiveConfig::region()).
     pub region: RegionConfig,
 }
@@ -69,7 +74,7 @@ pub struct CollectiveConfig {
 impl Default for CollectiveConfig {
     fn default() -> CollectiveConfig {
         let region = CollectiveConfig::default_region();
-        CollectiveConfig { local: ByteCount::ZERO, region }
+        CollectiveConfig { local: ByteCount::ZERO, page: ByteCount::kib(4), region }
     }
 }
 
@@ -87,6 +92,15 @@ impl CollectiveConfig {
         self
     }
 
+    /// Sets the bytes of a page: what one sub-allocator has of the far memory at least, a power of two from 4 KiB to
+    /// 2 MiB.
+    ///
+    /// Default: 4 KiB, which is what one fault brings.
+    pub fn page(mut self, value: ByteCount) -> CollectiveConfig {
+        self.page = value;
+        self
+    }
+
     /// Sets the far region: `limit` is the page cache's size, `span` the address space for far
     /// objects.
     ///
@@ -96,12 +110,11 @@ impl CollectiveConfig {
         self
     }
 
-    /// Returns the settings of a far region that suit a collective: pages of 4 KiB, 64 GiB of
-    /// address space, and nothing is read ahead, because the pages that follow in memory are not
+    /// Returns the settings of a far region that suit a collective: 64 GiB of address space, and nothing is read ahead, because the pages that follow in memory are not
     /// what a search touches next: a third of what a skip list read was read in vain
     /// (`book/src/measurements/placements.md`).
     pub fn default_region() -> RegionConfig {
-        RegionConfig::new().page(ByteCount::kib(4)).span(ByteCount::gib(64)).readahead(false)
+        RegionConfig::new().span(ByteCount::gib(64)).readahead(false)
     }
 }
 
@@ -171,10 +184,14 @@ impl Collective {
     /// Reserves the local arena and the far region, and starts the region's threads.
     ///
     /// # Errors
-    /// As [`Region::create`].
+    /// As [`Region::create`]; [`Error::Config`] when `page` is none of these.
     pub fn create(config: CollectiveConfig, store: Arc<dyn Store>) -> Result<Collective> {
+        if !config.page.get().is_power_of_two() || !(PAGE_MIN..=PAGE_MAX).contains(&config.page) {
+            let reason = format!("{} is not a power of two from 4 KiB to 2 MiB", config.page);
+            return Err(Error::Config { key: "page".into(), reason });
+        }
         let region = Region::create(config.region, store)?;
-        let page_bytes = region.page_size().as_usize();
+        let page_bytes = config.page.as_usize();
         let far = region.addresses();
         let (far_base, far_len) = (far.start, far.len());
         let far = Pages::new(far_base, page_bytes, far_len / page_bytes)?;
@@ -257,7 +274,7 @@ impl Collective {
             state.far.give_large(addr, count);
             state.in_use -= count as u64;
             drop(state);
-            let len = ByteCount(layout.size() as u64);
+            let len = ByteCount((count * self.page_bytes) as u64);
             // SAFETY: the object was mapped for the caller, who gives it back (and promises that
             // nobody uses it).
             unsafe { self.region.unmap(ptr, len) }
@@ -396,8 +413,9 @@ impl Collective {
         if layout.align() > self.page_bytes {
             return Err(AllocError::Align { align: layout.align(), max: self.page_bytes });
         }
-        let ptr = self.region.map(ByteCount(layout.size() as u64))?;
         let count = layout.size().div_ceil(self.page_bytes);
+        // In whole pages, as all that is mapped here: so that each begins at a page of the collective.
+        let ptr = self.region.map(ByteCount((count * self.page_bytes) as u64))?;
         state.far.take_large(ptr.as_ptr() as usize, count);
         state.in_use += count as u64;
         Ok(ptr)
@@ -493,7 +511,20 @@ impl Collective {
 
     // Figures and control.
 
-    /// Bytes that come and go as one.
+    /// Brings the page of an object in whole, where it is larger than what one fault brings and not at hand.
+    pub(crate) fn bring_in(&self, object: *const u8) {
+        if self.page_bytes > PAGE_MIN.as_usize()
+            && !self.is_local(object)
+            && !self.region.is_at_hand(object)
+        {
+            let offset = (object.addr() - self.far_base) & (self.page_bytes - 1);
+            let page = std::ptr::slice_from_raw_parts(object.wrapping_sub(offset), self.page_bytes);
+            // What is refused comes by faults.
+            let _ = self.region.advise(&[page], Advice::WillNeedNow);
+        }
+    }
+
+    /// Bytes of a page, see [`CollectiveConfig::page`](CollectiveConfig::page()).
     #[must_use]
     pub fn page_size(&self) -> ByteCount {
         ByteCount(self.page_bytes as u64)

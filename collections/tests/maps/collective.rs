@@ -17,8 +17,8 @@ use std::sync::Arc;
 
 fn collective_of(page: ByteCount, local: ByteCount, store: ByteCount) -> Option<Collective> {
     let region = CollectiveConfig::default_region();
-    let limit = RegionConfig::limit_min(page);
-    let config = CollectiveConfig::new().local(local).region(region.limit(limit).page(page));
+    let limit = RegionConfig::LIMIT_MIN;
+    let config = CollectiveConfig::new().page(page).local(local).region(region.limit(limit));
     crate::new_collective(config, mem_store(store))
 }
 

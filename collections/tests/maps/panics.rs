@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 fn collective(local: ByteCount) -> Option<Arc<Collective>> {
     let region = CollectiveConfig::default_region();
-    let limit = RegionConfig::limit_min(region.page);
+    let limit = RegionConfig::LIMIT_MIN;
     let config = CollectiveConfig::new().local(local).region(region.limit(limit));
     crate::new_collective(config, mem_store(ByteCount::mib(256))).map(Arc::new)
 }

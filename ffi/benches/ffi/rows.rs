@@ -59,7 +59,7 @@ impl World {
         let pool =
             PoolConfig::new().create(dir.path().join("table"), ByteCount::mib(16), &manager)?;
         let page = pool.allocate()?.id();
-        let config = Config::builder().page(ByteCount::kib(4)).span(ByteCount::gib(64));
+        let config = Config::builder().span(ByteCount::gib(64));
         let config = config.parse(text)?.build()?;
         let parts = CollectiveConfig::new().local(ByteCount::mib(1)).region(config.region());
         let collective = Collective::create(parts, config.open_store()?)?;

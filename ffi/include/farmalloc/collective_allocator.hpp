@@ -115,7 +115,7 @@ template <class T, std::size_t BlockSize = PageSize> struct CollectiveAllocator 
 
     // With this number of bytes of purely-local memory.
     CollectiveAllocator(std::size_t purely_local_capacity)
-        : collective_(config().c_str(), purely_local_capacity) {}
+        : collective_(config(), purely_local_capacity, BlockSize) {}
     explicit CollectiveAllocator(farheap::collective of) : collective_(std::move(of)) {
         if (collective_.page_size() != BlockSize) {
             throw std::invalid_argument("the collective has pages of another size");
@@ -145,10 +145,9 @@ template <class T, std::size_t BlockSize = PageSize> struct CollectiveAllocator 
     }
 
 private:
-    static std::string config() {
-        const char *const others = secure_getenv("FARHEAP_CONF");
-        const std::string page = "page:" + std::to_string(BlockSize);
-        return others == nullptr || *others == '\0' ? page : others + ("," + page);
+    static const char *config() {
+        const char *const conf = secure_getenv("FARHEAP_CONF");
+        return conf == nullptr ? "" : conf;
     }
     farheap::collective collective_;
 };

@@ -91,7 +91,7 @@ static void figures(farheap_collective *collective) {
     (void)farheap_collective_far_pages(collective);
     farheap_stats stats = {.size = sizeof stats};
     OK(farheap_collective_stats(collective, &stats));
-    CHECK(stats.page_bytes == 4096 && stats.pages_in > 0);
+    CHECK(stats.pages_in > 0);
     farheap_latencies took = {.size = sizeof took};
     OK(farheap_collective_latencies(collective, &took));
     CHECK(took.read.count > 0 && took.read.max_ns > 0);
@@ -113,11 +113,11 @@ static void local_memory_is_bounded(farheap_collective *collective) {
 
 int main(void) {
     farheap_collective *collective = NULL;
-    FAILS(FARHEAP_E_CONFIG, farheap_collective_new("lymit:1MiB", MIB, &collective));
-    FAILS(FARHEAP_E_CONFIG, (farheap_collective_new)("lymit:1MiB", MIB, &collective));
-    FAILS(FARHEAP_E_ARGUMENT, farheap_collective_new(NULL, UINT64_MAX, &collective));
+    FAILS(FARHEAP_E_CONFIG, farheap_collective_new("lymit:1MiB", MIB, 0, &collective));
+    FAILS(FARHEAP_E_CONFIG, (farheap_collective_new)("lymit:1MiB", MIB, 0, &collective));
+    FAILS(FARHEAP_E_ARGUMENT, farheap_collective_new(NULL, UINT64_MAX, 0, &collective));
     skip_unless_permitted(
-        farheap_collective_new("far_limit:16MiB,capacity:256MiB", MIB, &collective));
+        farheap_collective_new("far_limit:16MiB,capacity:256MiB", MIB, 0, &collective));
     kinds(collective);
     objects_of_every_kind(collective);
     local_memory_is_bounded(collective);

@@ -54,10 +54,10 @@ static void version_and_features(void) {
 static void configurations_are_checked(void) {
     OK(farheap_check_config(NULL));
     OK(farheap_check_config(""));
-    OK(farheap_check_config("far_limit:16MiB,page:64KiB"));
-    FAILS(FARHEAP_E_CONFIG, farheap_check_config("far_limit:16MiB,paje:64KiB"));
-    CHECK(strstr(farheap_last_message(), "paje") && strstr(farheap_last_message(), "page"));
-    FAILS(FARHEAP_E_CONFIG, farheap_check_config("page:3KiB"));
+    OK(farheap_check_config("far_limit:16MiB"));
+    FAILS(FARHEAP_E_CONFIG, farheap_check_config("far_limit:16MiB,hendlers:4"));
+    CHECK(strstr(farheap_last_message(), "hendlers") && strstr(farheap_last_message(), "handlers"));
+    FAILS(FARHEAP_E_CONFIG, farheap_check_config("handlers:65"));
     FAILS(FARHEAP_E_LIMIT_TOO_SMALL, farheap_check_config("far_limit:1MiB"));
     farheap_config config = FARHEAP_CONFIG_INIT;
     farheap_heap *heap = NULL;
@@ -121,7 +121,6 @@ static farheap_heap *start(void) {
     farheap_config config = FARHEAP_CONFIG_INIT;
     config.far_limit = 16 * MIB;
     config.capacity = 256 * MIB;
-    config.page = 64 << 10;
     config.threshold = 64 << 10;
     config.span = (uint64_t)64 << 30;
     config.deadline_ms = 30000;
@@ -200,7 +199,7 @@ static void data_larger_than_the_limit_comes_back(farheap_heap *heap) {
     farheap_stats stats = {.size = sizeof stats};
     OK(farheap_heap_stats(heap, &stats));
     CHECK(stats.limit_bytes == 16 * MIB && stats.resident_bytes_max <= 16 * MIB);
-    CHECK(stats.bytes_written > 0 && stats.bytes_read > 0 && stats.page_bytes == 64 << 10);
+    CHECK(stats.bytes_written > 0 && stats.bytes_read > 0);
     CHECK(stats.allocated_bytes == WORDS * 8);
     CHECK(stats.metadata_bytes > 0 && stats.metadata_bytes < stats.resident_bytes_max);
     farheap_latencies took = {.size = sizeof took};
@@ -338,7 +337,7 @@ static void tiers_have_names_and_memory_of_their_own(farheap_heap *heap) {
     FAILS(FARHEAP_E_CONFIG, farheap_add_tier(heap, "no name", "far_limit:8MiB", &cold));
     FAILS(FARHEAP_E_NULL, farheap_add_tier(heap, NULL, "far_limit:8MiB", &cold));
     FAILS(FARHEAP_E_NOT_RUNNING, farheap_find_tier("cold", &found));
-    OK(farheap_add_tier(heap, "cold", "far_limit:8MiB,capacity:64MiB,page:4KiB", &cold));
+    OK(farheap_add_tier(heap, "cold", "far_limit:8MiB,capacity:64MiB", &cold));
     OK(farheap_find_tier("cold", &found));
     farheap_placement here = FARHEAP_POLICY, there = FARHEAP_POLICY, by_name = FARHEAP_POLICY;
     OK(farheap_heap_placement(heap, &here));

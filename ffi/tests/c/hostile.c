@@ -100,7 +100,7 @@ static void texts(void) {
     OK(farheap_check_config(filled(" ")));
     const char *wrong[] = {
         "limit", "limit:", "limit:-1", "far_limit:0", "far_limit:1e400", "limit:NaN", "far_limit:101%", "far_limit:0%",
-        "far_limit:99999999999999999999GiB", "far_limit:18446744073709551615GiB", "page:3KiB", "page:1",
+        "far_limit:99999999999999999999GiB", "far_limit:18446744073709551615GiB", "handlers:65", "page:1",
         "page:16GiB", "handlers:0", "handlers:65", "handlers:99999999999", "deadline:-1s",
         "capacity:0", "span:1", "span:18446744073709551615", ":", ",,", "device:", "mode:\x01",
         "limt:1GiB", "far_limit:16MiB,far_limit:17MiB", "device:/x,dir:/y", "LIMIT:16MiB;x", "threshold:-"};
@@ -303,8 +303,9 @@ static void a_pool(void) {
 
 static void a_collective(void) {
     farheap_collective *c = NULL;
-    FAILS(FARHEAP_E_ARGUMENT, farheap_collective_new("far_limit:8MiB,capacity:64MiB", UINT64_MAX, &c));
-    skip_unless_permitted(farheap_collective_new("far_limit:8MiB,capacity:64MiB", 0, &c));
+    FAILS(FARHEAP_E_ARGUMENT, farheap_collective_new("far_limit:8MiB,capacity:64MiB", UINT64_MAX, 0, &c));
+    FAILS(FARHEAP_E_CONFIG, farheap_collective_new("far_limit:8MiB,capacity:64MiB", 0, 5000, &c));
+    skip_unless_permitted(farheap_collective_new("far_limit:8MiB,capacity:64MiB", 0, 0, &c));
     NOTHING(FARHEAP_E_FULL, farheap_collective_allocate(c, FARHEAP_PURELY_LOCAL, 8, 8));
     for (uint32_t kind = FARHEAP_PURELY_LOCAL; kind <= FARHEAP_NEW_PER_PAGE; kind++) {
         NOTHING(FARHEAP_E_ARGUMENT, farheap_collective_allocate(c, kind, SIZE_MAX, 8));

@@ -233,7 +233,7 @@ static void null_everywhere(void) {
     FAILS(FARHEAP_E_NULL, farheap_start(NULL, NULL));
     FAILS(FARHEAP_E_NULL, farheap_start_env(NULL));
     FAILS(FARHEAP_E_NULL, farheap_running(NULL));
-    FAILS(FARHEAP_E_NULL, farheap_collective_new(NULL, 0, NULL));
+    FAILS(FARHEAP_E_NULL, farheap_collective_new(NULL, 0, 0, NULL));
     FAILS(FARHEAP_E_NULL, farheap_manager_new(MIB, NULL));
     FAILS(FARHEAP_E_NULL, farheap_account_new(NULL, "caches", NULL));
     FAILS(FARHEAP_E_NULL, farheap_pool_account(NULL, NULL));
@@ -248,7 +248,7 @@ static void wrong_abi(void) {
     FAILS(FARHEAP_E_ABI, farheap_start_abi(0, NULL, (farheap_heap **)&out));
     FAILS(FARHEAP_E_ABI, farheap_start_config_abi(99, &config, (farheap_heap **)&out));
     FAILS(FARHEAP_E_ABI, farheap_start_env_abi(99, (farheap_heap **)&out));
-    FAILS(FARHEAP_E_ABI, farheap_collective_new_abi(99, NULL, 0, (farheap_collective **)&out));
+    FAILS(FARHEAP_E_ABI, farheap_collective_new_abi(99, NULL, 0, 0, (farheap_collective **)&out));
     FAILS(FARHEAP_E_ABI, farheap_manager_new_abi(99, MIB, (farheap_manager **)&out));
     CHECK(!out);
 }
@@ -371,7 +371,7 @@ int main(void) {
 
     struct parents parents = {0};
     skip_unless_permitted(farheap_start("far_limit:16MiB,capacity:64MiB,user_mode:far", &parents.heap));
-    OK(farheap_collective_new("far_limit:8MiB,capacity:64MiB", MIB, &parents.collective));
+    OK(farheap_collective_new("far_limit:8MiB,capacity:64MiB", MIB, 0, &parents.collective));
     OK(farheap_collective_suballocator(parents.collective, FARHEAP_NEW_PER_PAGE, &parents.sub));
     parents.far = far_malloc(MIB);
     CHECK(far_contains(parents.far));

@@ -3,13 +3,13 @@
 //! ```text
 //! cargo bench -p farheap-lab --bench objects                             # 32 MiB for data, some minutes
 //! cargo bench -p farheap-lab --bench objects -- --memory 256MiB --rounds 1
-//! cargo bench -p farheap-lab --bench objects -- --page 4KiB --mix objects
+//! cargo bench -p farheap-lab --bench objects -- --mix objects
 //! cargo bench -p farheap-lab --bench objects -- --test                   # does it work? seconds
 //! ```
 //! A table of objects of 16 to 512 bytes is read and updated: Zipf 0.99, a tenth of the operations are
 //! updates, of which every second allocates a new object and frees the old one, and of each object read a
 //! copy lives for 64 operations. Every side runs it in a process of its own, in turns, each in a memory control
-//! group of the same size: with a heap of `threshold:0`, whose limit follows the group, once for each page size;
+//! group of the same size: with a heap of `threshold:0`, whose limit follows the group;
 //! and without a heap with a swap file. The group has room for what a process without a heap has before the
 //! program begins, its code included, for 2 MiB that the kernel charges besides, and for the data divided by
 //! `--times`. A side has paged in what it keeps by as many operations as are measured then. Answers are compared
@@ -54,8 +54,8 @@ const SWAP: &str = "swap";
 
 const ABOUT: &str = "Small objects on more data than memory, against the kernel's swap";
 const NOTES: &str = "\
-All sides need root and memory control groups (version 1 or 2); where there is no swap that is said, and only \
-the page sizes are compared. The swap file serves the whole machine as long as the benchmark runs. Columns \
+All sides need root and memory control groups (version 1 or 2); where there is no swap that is said, and farheap \
+runs alone. The swap file serves the whole machine as long as the benchmark runs. Columns \
 of target/figures/objects.csv: work, value, unit, baseline, baseline_value, ratio (more is better), goal.";
 
 #[derive(Clone, Debug, Parser)]
@@ -70,9 +70,6 @@ struct Args {
     /// Operations that are measured: 200,000, with --test 4,000
     #[arg(long, value_name = "N")]
     operations: Option<u64>,
-    /// Page sizes; the others are compared with the first
-    #[arg(long, value_delimiter = ',', value_name = "SIZE", default_value = "16KiB,4KiB")]
-    page: Vec<ByteCount>,
     /// What the table consists of: objects, `objects and records`
     #[arg(long, value_delimiter = ',', value_name = "NAME", value_parser = mix_named)]
     mix: Vec<Mix>,
@@ -137,7 +134,7 @@ fn run(args: &Args) -> Result<()> {
     for &mix in mixes {
         let (dir, warm) = (dir.as_path(), operations);
         let task = Task { mix, size, warm, operations, deadline, dir };
-        let mut sides: Vec<Side> = args.page.iter().map(|page| Side::far(*page, args)).collect();
+        let mut sides = vec![Side::far(args)];
         sides.extend(swap.is_some().then(|| Side {
             name: SWAP.to_owned(),
             conf: None,
@@ -171,10 +168,10 @@ struct Side {
 }
 
 impl Side {
-    fn far(page: ByteCount, args: &Args) -> Side {
-        let conf = format!("threshold:0,page:{page},{}", args.conf);
+    fn far(args: &Args) -> Side {
+        let conf = format!("threshold:0,{}", args.conf);
         let conf = Some(conf.trim_end_matches(',').to_owned());
-        Side { name: format!("{page} pages"), conf, runs: Vec::new() }
+        Side { name: "farheap".to_owned(), conf, runs: Vec::new() }
     }
 }
 

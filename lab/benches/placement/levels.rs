@@ -58,8 +58,8 @@ fn collective(
 ) -> Result<(Arc<Collective>, FaultControl), Error> {
     let store = FaultyStore::new(Arc::new(MemStore::new(room)?), 1);
     let control = store.control();
-    let limit = region.limit.max(RegionConfig::limit_min(page));
-    let config = CollectiveConfig::new().local(local).region(region.page(page).limit(limit));
+    let limit = region.limit.max(RegionConfig::LIMIT_MIN);
+    let config = CollectiveConfig::new().local(local).page(page).region(region.limit(limit));
     Ok((Arc::new(Collective::create(config, Arc::new(store))?), control))
 }
 
@@ -176,7 +176,7 @@ fn measure(
         scan: load.scan,
         leaf_kib: page >> 10,
         pages: swapped,
-        bytes: swapped * page,
+        bytes: swapped * 4096,
         took,
         expected: Duration::from_secs_f64(plan.op_ns * load.mix.count as f64 / 1e9),
         sum,

@@ -275,7 +275,7 @@ pub(crate) fn local_bytes(n: u64, local_pct: u64) -> u64 {
 pub(crate) fn division(variant: Variant, n: u64, local_pct: u64) -> (u64, u64) {
     let bytes = local_bytes(n, local_pct);
     let directory = FarPagedMap::<u64, Value>::directory_bytes(n as usize / 25 + 1).get();
-    let minimum = RegionConfig::limit_min(ByteCount::kib(4)).get();
+    let minimum = RegionConfig::LIMIT_MIN.get();
     match variant {
         Variant::Leveled { is_local: true } => {
             let levels = FarLeveledMap::<u64, Value>::directory_bytes(n as usize, PAGE, PAGE).get();
@@ -357,7 +357,7 @@ impl Built {
     /// Runs queries with a page cache of `cache` bytes that is empty at the start.
     pub(crate) fn measure(&mut self, cache: u64, local_pct: u64, mix: Mix) -> Outcome<Point> {
         assert_eq!(mix.n, self.n, "queries for another container");
-        let minimum = RegionConfig::limit_min(self.collective.page_size());
+        let minimum = RegionConfig::LIMIT_MIN;
         self.collective.region().set_limit(ample(self.n))?;
         if self.variant == Variant::Hot {
             // Other queries of the same kind, as yesterday's are to today's.
@@ -381,13 +381,12 @@ impl Built {
         let took = began.elapsed();
         let after = self.collective.region().stats();
         assert!(after.resident_bytes_max.0 <= ample(self.n).get(), "the limit holds");
-        let pages = |pages: u64| pages * self.collective.page_size().get() / 4096;
         Ok(Point {
             local_pct,
             mix,
             cache: ByteCount(cache).max(minimum).get(),
-            pages_in: pages(after.pages_in - before.pages_in),
-            pages_out: pages(after.pages_out - before.pages_out),
+            pages_in: after.pages_in - before.pages_in,
+            pages_out: after.pages_out - before.pages_out,
             took,
             sum,
         })

@@ -50,11 +50,10 @@ fn measure(options: &Options) -> Result<Vec<Row>> {
     let cache = ByteCount(bytes * options.cache / 100).max(ByteCount::mib(8));
     let job = Job { options, cache };
     let twice = Job { options, cache: ByteCount(2 * cache.get()) };
-    let page = ByteCount::kib(16);
     let [mut told, mut with_twice]: [Vec<Told>; 2] = [const { Vec::new() }; 2];
     for _ in 0..options.rounds {
-        told.push(job.run(Side::Auto, &job.conf(page, ""))?);
-        with_twice.push(twice.run(Side::Far, &twice.conf(page, ""))?);
+        told.push(job.run(Side::Auto, &job.conf(""))?);
+        with_twice.push(twice.run(Side::Far, &twice.conf(""))?);
     }
     let queries = crate::answers::QUERIES.len() as f64;
     let rates = |told: &[Told], name: &str| -> Vec<f64> {

@@ -100,10 +100,7 @@ struct Options {
     /// Cache of the tier, in percent of the columns.
     #[arg(long, default_value_t = 20)]
     cache: u64,
-    /// Page sizes for TPC-H; those are left out for which the cache is too small.
-    #[arg(long, value_delimiter = ',', default_value = "4KiB,16KiB,64KiB,256KiB,1MiB,2MiB")]
-    pages: Vec<ByteCount>,
-    /// TPC-H at a scale factor at which all page sizes fit the cache: some minutes each.
+    /// TPC-H at the paper's scale factors: some minutes each.
     #[arg(long)]
     paper: bool,
     /// A process for one side of TPC-H.
@@ -143,7 +140,6 @@ fn main() -> ExitCode {
         options.size = ByteCount::mib(48);
         (options.rounds, options.passes, options.scale_factor) = (1, 1, 0.05);
         options.cache = 50;
-        options.pages = vec![ByteCount::kib(4), ByteCount::kib(64)];
         options.scale_factors = vec![0.1];
     }
     failure::end("tiers", run(&options))

@@ -30,11 +30,10 @@ fn at(options: &Options) -> Result<Vec<Row>> {
     let bytes = load::Plan::count(options.scale_factor).bytes().get();
     let cache = ByteCount(bytes * options.cache / 100).max(ByteCount::mib(8));
     let job = Job { options, cache };
-    let page = ByteCount::kib(16);
     let [mut separated, mut together]: [Vec<Told>; 2] = [const { Vec::new() }; 2];
     for _ in 0..options.rounds {
-        separated.push(job.run(Side::Far, &job.conf(page, ",metadata:local"))?);
-        together.push(job.run(Side::Far, &job.conf(page, ",metadata:far"))?);
+        separated.push(job.run(Side::Far, &job.conf(",metadata:local"))?);
+        together.push(job.run(Side::Far, &job.conf(",metadata:far"))?);
     }
     let row = |work: &str, name: &str| {
         let all = |told: &[Told]| told.iter().map(|told| told.get(name)).collect();

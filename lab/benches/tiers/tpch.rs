@@ -2,7 +2,7 @@
 //!
 //! | rows | the paper's |
 //! |---|---|
-//! | page sizes | Figure 5, but for jemalloc's `retain`, which far arenas need |
+//! | how much a read brings | Figure 5, whose page sizes are that, but for jemalloc's `retain`, which far arenas need |
 //! | metadata and retained addresses of a migration | Figure 6 |
 //! | metadata in the tier, and separated | Figure 7 (module `separation`) |
 //! | a loop device, a network block device, a mapped file | beyond it |
@@ -13,20 +13,14 @@ use crate::group::{MemoryGroup, tool};
 use crate::table::{Row, median};
 use crate::{Options, broken};
 use farheap::ByteCount;
-use farheap::region::RegionConfig;
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// A page size as the paper writes it.
-fn size(page: ByteCount) -> String {
-    match page.get() >> 20 {
-        0 => format!("{} KiB", page.get() >> 10),
-        mib => format!("{mib} MiB"),
-    }
-}
+/// How much a read brings, as the rows name it: the default, and without reading ahead.
+const READS: [(&str, &str); 2] = [("2 MiB", ""), ("4 KiB", ",readahead:off")];
 
 /// What a child told.
 #[derive(Clone, Debug)]
@@ -53,31 +47,22 @@ pub(crate) fn rows(options: &Options, rows: &mut Vec<Row>) -> Result<()> {
         ByteCount(bytes)
     );
     let job = Job { options, cache };
-    let mut best: Option<(ByteCount, f64)> = None;
-    for &page in &options.pages {
-        if RegionConfig::limit_min(page) > cache {
-            println!("  pages of {page} need a cache of {}", RegionConfig::limit_min(page));
-            continue;
-        }
-        let conf = job.conf(page, "");
-        let Some(on) = job.side(&format!("pages of {page}"), Side::Far, &conf)? else {
-            return Ok(());
-        };
-        let mut new = vec![on_page(page, &on)];
-        if best.is_none() {
+    let mut slowdown = None;
+    for (size, more) in READS {
+        let what = format!("{size} a read");
+        let Some(on) = job.side(&what, Side::Far, &job.conf(more))? else { return Ok(()) };
+        let mut new = vec![on_tier(&what, &on)];
+        if slowdown.is_none() {
             new.extend(memory(&on));
-        }
-        let slowdown = median(on.iter().map(Told::slowdown).collect());
-        if best.is_none_or(|(_, least)| slowdown < least) {
-            best = Some((page, slowdown));
+            slowdown = Some(median(on.iter().map(Told::slowdown).collect()));
         }
         job.add(rows, new)?;
     }
-    let Some((page, slowdown)) = best else { return Ok(()) };
+    let slowdown = slowdown.expect("both were measured");
     if let Some(mapped) = job.side("a mapped file", Side::Mmap, "")? {
-        job.add(rows, vec![beside_mmap(page, slowdown, &mapped)])?;
+        job.add(rows, vec![beside_mmap(slowdown, &mapped)])?;
     }
-    job.devices(page, rows)
+    job.devices(rows)
 }
 
 /// Bytes of the columns.
@@ -88,8 +73,8 @@ fn bytes(options: &Options) -> Result<u64> {
     }
 }
 
-fn on_page(page: ByteCount, told: &[Told]) -> Row {
-    let name = (format!("tpch pages of {}", size(page)), "s");
+fn on_tier(what: &str, told: &[Told]) -> Row {
+    let name = (format!("tpch {what}"), "s");
     let all = |name: &str| told.iter().map(|told| told.get(name)).collect();
     Row::of_rounds(
         name,
@@ -116,8 +101,8 @@ fn memory(told: &[Told]) -> Vec<Row> {
     ]
 }
 
-fn beside_mmap(page: ByteCount, slowdown: f64, mapped: &[Told]) -> Row {
-    let name = (format!("tpch pages of {}, best", size(page)), "of DRAM");
+fn beside_mmap(slowdown: f64, mapped: &[Told]) -> Row {
+    let name = ("tpch far".to_owned(), "of DRAM");
     let values = vec![slowdown; mapped.len()];
     let bases = ("mmap, memory group".to_owned(), mapped.iter().map(Told::slowdown).collect());
     Row::of_rounds(name, values, bases, |tier, mapped| mapped / tier, Some(1.0))
@@ -131,12 +116,12 @@ pub(crate) struct Job<'a> {
 }
 
 impl Job<'_> {
-    pub(crate) fn conf(&self, page: ByteCount, more: &str) -> String {
+    pub(crate) fn conf(&self, more: &str) -> String {
         let dir = match &self.options.dir {
             Some(dir) if !more.contains("device:") => format!(",dir:{}", dir.display()),
             _ => String::new(),
         };
-        format!("far_limit:{},page:{}{more}{dir}", self.cache.get(), page.get())
+        format!("far_limit:{}{more}{dir}", self.cache.get())
     }
 
     fn add(&self, rows: &mut Vec<Row>, new: Vec<Row>) -> Result<()> {
@@ -176,9 +161,9 @@ impl Job<'_> {
         Running { child: child.map_err(Failure::io)?, group: None }.told(self.cache)
     }
 
-    /// One page size on other devices.
-    fn devices(&self, page: ByteCount, rows: &mut Vec<Row>) -> Result<()> {
-        let base = self.side("the file", Side::Far, &self.conf(page, ""))?;
+    /// The tier on other devices.
+    fn devices(&self, rows: &mut Vec<Row>) -> Result<()> {
+        let base = self.side("the file", Side::Far, &self.conf(""))?;
         let Some(base) = base else { return Ok(()) };
         let base: Vec<f64> = base.iter().map(Told::slowdown).collect();
         let mut sides = Vec::new();
@@ -197,7 +182,7 @@ impl Job<'_> {
         }
         for (what, conf, _device) in sides {
             let told = match conf {
-                Ok(more) => self.side(what, Side::Far, &self.conf(page, &more))?,
+                Ok(more) => self.side(what, Side::Far, &self.conf(&more))?,
                 Err(why) => {
                     println!("  skipped: {what}: {why}");
                     None

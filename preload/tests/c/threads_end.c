@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -29,11 +30,15 @@ static int is_out(const void *place) {
     return !(entry >> 63);
 }
 
-/* Uses other memory until the page of each place has left. Does not fail: some are in use all the time. */
+/* Asks pages out, and uses other memory, until the page of each place has left. Does not fail: some are in use all the
+ * time. */
 static int push_out(void *const *places, int count) {
     for (int round = 0; round < ROUNDS; round++) {
         int out = 0;
-        for (int n = 0; n < count; n++) out += is_out(places[n]);
+        for (int n = 0; n < count; n++) {
+            if (is_out(places[n])) out++;
+            else madvise((void *)((uintptr_t)places[n] & ~(uintptr_t)4095), 4096, MADV_PAGEOUT);
+        }
         if (out == count) return 1;
         for (int n = 0; n < BLOCKS; n++) {
             if (!blocks[n]) blocks[n] = malloc(1 << 20);

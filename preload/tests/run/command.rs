@@ -32,8 +32,8 @@ fn what_cannot_be_run_is_refused_with_the_reason() {
     assert!(status == 126 && text.contains("is not executable"), "{text}");
     let (status, text) = refused(&["--limit", "lots"], "true");
     assert!(status == REFUSED && text.contains("limit: `lots` is not a size"), "{text}");
-    let (status, text) = refused(&["--config", "pgae:4KiB"], "true");
-    assert!(status == REFUSED && text.contains("did you mean `page`?"), "{text}");
+    let (status, text) = refused(&["--config", "hanlders:4"], "true");
+    assert!(status == REFUSED && text.contains("did you mean `handlers`?"), "{text}");
     let (status, text) = refused(&["--config", "mode:in_thread"], "true");
     assert!(status == REFUSED && text.contains("serves no fault of a system call"), "{text}");
     let program = dir.path().join("static");

@@ -125,7 +125,7 @@ fn a_program_runs_under_the_profile_that_doctor_prints_and_nothing_else() {
         "syscalls": [{ "names": ORDINARY.split_whitespace().collect::<Vec<_>>(), "action": "SCMP_ACT_ALLOW" }],
     });
     let filter = filter(&profile(&ordinary));
-    for config in ["far_limit:8MiB", "far_limit:8MiB,page:64KiB,handlers:2"] {
+    for config in ["far_limit:8MiB", "far_limit:8MiB,handlers:2"] {
         let mut command = run(&["--config", config, "--stats"]);
         confine(command.arg(&program), filter.clone());
         let ended = end(&mut command, dir.path());

@@ -112,8 +112,7 @@ fn threads_end_while_what_the_kernel_needs_for_that_has_left() {
     let dir = tempfile::tempdir().expect("a directory");
     let program = dir.path().join("threads_end");
     if permitted() && compile("gcc", &[], include_str!("../c/threads_end.c"), &program) {
-        // Of small pages a few that are thought hot stay for minutes, by chance.
-        let options = ["--limit", "24MiB", "--page", "16KiB", "--stats"];
+        let options = ["--limit", "24MiB", "--stats"];
         let ended = end(run(&options).arg(&program), dir.path());
         let said = (ended.status.code(), ended.out.as_str());
         assert_eq!(said, (Some(0), "right\n"), "{}: {}", ended.status, ended.errors);

@@ -1,7 +1,7 @@
 //! The command line: what may be asked for, checked before anything runs.
 
 use crate::answers::QUERIES;
-use crate::options::{Compare, Limit, cores, page, scale_factor};
+use crate::options::{Compare, Limit, cores, scale_factor};
 use crate::tables::Unit;
 use crate::tiers::{Definition, Rule};
 use clap::Parser;
@@ -34,7 +34,7 @@ const SECONDS_MAX: u64 = 86_400;
         Examples:\n  \
           tiers                              all columns on a temporary file, 20 % of them resident\n  \
           tiers --tier l_extendedprice=ssd --tier orders=ssd\n  \
-          tiers --define nvme=device:/dev/nvme1n1,page:64KiB --define zram=device:/dev/zram0 \
+          tiers --define nvme=device:/dev/nvme1n1 --define zram=device:/dev/zram0 \
           --tier lineitem=nvme --tier orders=zram\n  \
           tiers --migrate --seconds 600 --threads 2 --rate 512MiB\n  \
           tiers --auto 20%                   the hottest chunks in local memory, a fifth of the data"
@@ -54,14 +54,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     pub(crate) tiers: Option<PathBuf>,
 
-    /// Defines a tier by options as in FARHEAP_CONF, for example ssd=far_limit:64MiB,page:64KiB; may be
+    /// Defines a tier by options as in FARHEAP_CONF, for example ssd=far_limit:64MiB; may be
     /// given several times [default: `ssd`, an unlinked temporary file]
     #[arg(short, long = "define", value_name = "TIER=OPTIONS")]
     pub(crate) definitions: Vec<Definition>,
-
-    /// Page size of tiers that define none: a power of two from 4KiB to 2MiB [default: the library's]
-    #[arg(short, long, value_name = "SIZE", value_parser = page, allow_hyphen_values = true)]
-    pub(crate) page: Option<ByteCount>,
 
     /// Resident memory of tiers that define no limit: a size (512MiB) or a share of the tier's data
     /// (25%, may exceed 100%) [default: 20% or the least that works]
@@ -163,9 +159,8 @@ mod tests {
             ["--tier", "all="],
             ["--define", "ssd"],
             ["--define", "local=far_limit:64MiB"],
-            ["--define", "ssd=page:3KiB"],
+            ["--define", "ssd=handlers:65"],
             ["--define", "ssd=colour:red"],
-            ["--page", "3KiB"],
             ["--cache", "0%"],
             ["--cache", "-5MiB"],
             ["--runs", "0"],

@@ -81,7 +81,7 @@ fn run(args: &Args) -> Result<Report, Failure> {
         let column = COLUMNS.iter().find(|column| column.name == name);
         column.map_or(ByteCount::ZERO, |column| plan.bytes_of(column))
     };
-    let tiers = Tiers::start(placing, &bytes_of, args.cache, args.page)?;
+    let tiers = Tiers::start(placing, &bytes_of, args.cache)?;
     print_job(args, &plan, &tiers);
     let measured = measure(args, &plan, &tiers);
     let statistics = args.stats.then(|| {
@@ -175,7 +175,6 @@ fn tier_use(tier: &tiers::Tier) -> TierUse {
     let stats = tier.heap.stats();
     TierUse {
         name: tier.name.clone(),
-        page_bytes: stats.page_bytes.get(),
         limit_bytes: stats.limit_bytes.get(),
         data_bytes: tier.data.get(),
         resident_bytes_max: stats.resident_bytes_max.get(),
@@ -332,10 +331,7 @@ fn print_job(args: &Args, plan: &load::Plan, tiers: &Tiers) {
     for tier in tiers.all() {
         let stats = tier.heap.stats();
         let (limit, data) = (stats.limit_bytes, tier.data);
-        println!(
-            "tier {}: {data} of them, limit {limit}, pages of {}",
-            tier.name, stats.page_bytes
-        );
+        println!("tier {}: {data} of them, limit {limit}", tier.name);
     }
 }
 
@@ -389,7 +385,7 @@ mod tests {
     fn answers_are_right_while_columns_migrate_between_local_memory_and_two_tiers() {
         let mut arguments =
             vec!["tiers", "--scale-factor", "0.01", "--runs", "1", "--threads", "2"];
-        arguments.extend(["--define", "small=page:4KiB", "--define", "large=page:64KiB"]);
+        arguments.extend(["--define", "small=handlers:1", "--define", "large=handlers:2"]);
         arguments.extend([
             "--tier",
             "all=small",
@@ -418,8 +414,6 @@ mod tests {
             report => report.map_err(|failure| failure.text).expect("a report"),
         };
         assert!(report.holds(), "{:?}", report.checks);
-        let pages: Vec<_> = report.tiers.iter().map(|tier| tier.page_bytes).collect();
-        assert_eq!(pages, [4 << 10, 64 << 10]);
         assert!(report.tiers.iter().all(|tier| tier.resident_bytes_max > 0), "{:?}", report.tiers);
         let stress = report.stress.expect("asked for");
         // Each thread answers each query at least once.

@@ -49,7 +49,6 @@ pub(crate) struct QueryTimes {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct TierUse {
     pub(crate) name: String,
-    pub(crate) page_bytes: u64,
     pub(crate) limit_bytes: u64,
     pub(crate) data_bytes: u64,
     pub(crate) resident_bytes_max: u64,
@@ -87,10 +86,9 @@ impl Report {
 
     /// The tiers' sizes and traffic.
     pub(crate) fn tier_table(&self) -> Table {
-        let header = ["tier", "page", "limit", "data", "resident\nmax", "\nread", "\nwritten"];
+        let header = ["tier", "limit", "data", "resident\nmax", "\nread", "\nwritten"];
         let rows = self.tiers.iter().map(|tier| {
             let sizes = [
-                tier.page_bytes,
                 tier.limit_bytes,
                 tier.data_bytes,
                 tier.resident_bytes_max,

@@ -38,8 +38,9 @@ impl FromStr for Definition {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Definition, String> {
-        let (name, options) =
-            text.split_once('=').ok_or("a definition is TIER=OPTIONS, as in ssd=page:64KiB")?;
+        let (name, options) = text
+            .split_once('=')
+            .ok_or("a definition is TIER=OPTIONS, as in ssd=far_limit:64MiB")?;
         let (name, options) = (name.trim().to_owned(), options.trim().to_owned());
         if name.is_empty() || name == LOCAL {
             return Err(format!("`{name}` cannot be the name of a tier"));
@@ -54,19 +55,11 @@ impl FromStr for Definition {
 }
 
 impl Definition {
-    fn config(
-        &self,
-        limit: ByteCount,
-        page: Option<ByteCount>,
-        is_default: bool,
-    ) -> Result<Builder, Error> {
+    fn config(&self, limit: ByteCount, is_default: bool) -> Result<Builder, Error> {
         let mut builder = Heap::builder().far_limit(limit);
         if is_default {
             // Hash tables are local, whatever their size; a definition with a threshold sends them far.
             builder = builder.threshold(None);
-        }
-        if let Some(page) = page {
-            builder = builder.page(page);
         }
         let builder = builder.parse(&self.options)?;
         builder.clone().build()?;
@@ -202,18 +195,17 @@ impl Tiers {
         plan: Plan,
         bytes_of: &dyn Fn(&str) -> ByteCount,
         cache: Option<Limit>,
-        page: Option<ByteCount>,
     ) -> Result<Tiers, Error> {
         let mut tiers: Vec<Tier> = Vec::new();
         for (index, definition) in plan.definitions.iter().enumerate() {
             let data = plan.bytes_on(index, bytes_of);
             let limit = cache.unwrap_or(CACHE_DEFAULT).of(data);
             let is_default = index == 0;
-            let config = match definition.config(limit, page, is_default) {
+            let config = match definition.config(limit, is_default) {
                 Err(Error::LimitTooSmall { limit: refused, minimum })
                     if (cache.is_none() || data == ByteCount::ZERO) && refused == limit =>
                 {
-                    definition.config(minimum, page, is_default)?
+                    definition.config(minimum, is_default)?
                 }
                 config => config?,
             };
@@ -268,7 +260,7 @@ mod tests {
 
     #[test]
     fn later_rules_win_and_only_named_columns_leave_local_memory() {
-        let tiers = ["a=page:4KiB", "b="];
+        let tiers = ["a=handlers:1", "b="];
         let rules = ["orders=a", "o_orderkey=b", "o_custkey=local", "l_tax = b"];
         let columns = plan(&tiers, &rules).expect("valid").columns;
         assert_eq!(columns["o_orderdate"], 0);

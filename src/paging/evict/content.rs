@@ -4,9 +4,8 @@
 use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::paging::evict::arrivals::Residents;
 use crate::paging::mapped_over;
-use crate::paging::page::BATCH_MAX;
-use crate::paging::page::backoff;
 use crate::paging::page::word::{FrameId, State, Word};
+use crate::paging::page::{BATCH_MAX, CHUNK_PAGES, PAGE, backoff};
 use crate::paging::pager::memory::RegionMemory;
 use crate::paging::pager::slot_store::SlotStore;
 use crate::sys::vm::Piece;
@@ -127,7 +126,7 @@ pub(in crate::paging) fn drop_clean(
         let slot = word.slot().expect("a clean page has a slot");
         memory.publish(page, word, Word::stored(slot));
     }
-    let bytes = (clean.len() * memory.table().page_bytes()) as u64;
+    let bytes = (clean.len() * PAGE) as u64;
     memory.budget().uncharge(ByteCount(bytes));
     memory.pool().managed().gave_back(bytes);
     memory.counters().evicted_clean.add(clean.len() as u64);
@@ -146,7 +145,7 @@ pub(in crate::paging) fn frames_for_run(
         return memory.pool().frames_for_eviction(count);
     }
     memory.chunks().set_whole(chunk, false);
-    if count as u64 == memory.table().pages_per_chunk()
+    if count as u64 == CHUNK_PAGES as u64
         && let Some(run) = memory.frames().take_run()
     {
         return Some((run, count));

@@ -3,9 +3,9 @@
 use crate::paging::evict::Evictor;
 use crate::paging::evict::outgoing::Outgoing;
 use crate::paging::fault::starved::take_first;
+use crate::paging::page::CHUNK_PAGES;
 use crate::paging::page::protocol::{self, Borrowed, Content};
 use crate::paging::page::word::{FrameId, Word};
-use crate::sys::vm::HUGE_PAGE;
 
 impl Evictor {
     /// Decides about frames that have cooled, leaving the youngest `keep`; writes the dirty ones.
@@ -29,7 +29,7 @@ impl Evictor {
             self.outgoing.left.drain(..).for_each(|page| policy.evicted(page));
         }
         let freed = self.outgoing.freed.len();
-        self.renew_huge();
+        self.renew_runs();
         self.pager.pool().give_back(&mut self.outgoing.freed);
         self.made_room(freed);
         if freed > 0 {
@@ -37,20 +37,18 @@ impl Evictor {
         }
     }
 
-    /// Gets fresh memory for the freed runs that are whole, and for frames that are huge: the next
+    /// Gets fresh memory for the freed runs that are whole: the next
     /// chunk that is read takes it, or a fresh one. The kernel has to clear new memory, and here no
     /// fault waits for that. Other fills cannot use it, and other consumers may want the memory.
     /// A run that a direct store has filled keeps its memory, for the next one.
-    fn renew_huge(&mut self) {
+    fn renew_runs(&mut self) {
         let frames = self.pager.frames();
-        let per_run = frames.run_frames();
+        let per_run = CHUNK_PAGES;
         let is_wanted =
             self.pager.pool().managed().deficit() == 0 && self.pager.pool().excess() == 0;
-        let is_huge = self.pager.page_bytes() >= HUGE_PAGE;
         // What was read by runs leaves by runs, and more is being read.
-        let is_used =
-            is_huge || self.arrivals.fresh_prevail() || self.pager.chunks().has_had_whole();
-        if !self.pager.pool().moves().evict || self.outgoing.freed.len() < per_run || !is_wanted {
+        let is_used = self.arrivals.fresh_prevail() || self.pager.chunks().has_had_whole();
+        if !self.pager.pool().moves() || self.outgoing.freed.len() < per_run || !is_wanted {
             return;
         }
         self.outgoing.freed.sort_unstable();
@@ -66,7 +64,7 @@ impl Evictor {
             if is_filled {
                 frames.spare_runs().put(first);
             }
-            if is_filled || is_used && (is_huge || is_run) && self.pager.pool().renew(first) {
+            if is_filled || is_used && is_run && self.pager.pool().renew(first) {
                 self.outgoing.freed.drain(at..at + per_run);
             } else {
                 at += 1;

@@ -10,6 +10,7 @@
 
 use crate::base::units::SlotCount;
 use crate::paging::diagnostics;
+use crate::paging::page::PAGE;
 use crate::paging::pager::Pager;
 use std::time::{Duration, Instant};
 
@@ -44,10 +45,10 @@ impl Pager {
     /// Gives the device space of a run of freed slots back, of `bytes_min` or more; returns whether
     /// there was one. For the evictor, or when the region's threads have ended.
     pub(super) fn discard_freed(&self, bytes_min: usize) -> bool {
-        let slots_of = |bytes: usize| SlotCount((bytes / self.page_bytes()).max(1) as u64);
+        let slots_of = |bytes: usize| SlotCount((bytes / PAGE).max(1) as u64);
         let (least, most) = (slots_of(bytes_min), slots_of(DISCARD_BYTES_MAX));
         let Some(run) = self.slots().map().next_discardable(least, most) else { return false };
-        let (offset, len) = (self.slots().offset(run.0), run.1.0 * self.page_bytes() as u64);
+        let (offset, len) = (self.slots().offset(run.0), run.1.0 * PAGE as u64);
         // SAFETY: the slots are free, and stay so until `discarded`.
         let result = self.guarded(|| unsafe { self.slots().store().discard(offset, len) });
         if let Err(error) = result.unwrap_or(Ok(())) {

@@ -54,7 +54,7 @@ use crate::base::gate::{Closed, LOOK_EVERY};
 use crate::paging::diagnostics;
 use crate::paging::evict::victims::Chunkwise;
 use crate::paging::kernel_filled;
-use crate::paging::page::BATCH_MAX;
+use crate::paging::page::{BATCH_MAX, CHUNK_PAGES, PAGE};
 use crate::paging::pager::frame_pool::standby_count;
 use crate::sys::messages;
 use std::time::Duration;
@@ -160,7 +160,7 @@ impl Evictor {
         if owed == 0 && pager.pool().others_may_give(missing, pager.health().is_exhausted()) {
             return 0;
         }
-        let wanted = ((missing + owed) as usize).div_ceil(pager.page_bytes());
+        let wanted = ((missing + owed) as usize).div_ceil(PAGE);
         // What a device that does not answer holds on to makes no room.
         let outgoing = if self.writes.is_stuck() { 0 } else { self.under_way() };
         // At least one for threads that wait although so much is free: what they need may be larger, as the
@@ -203,17 +203,17 @@ impl Evictor {
     /// without I/O. Streams do not come back soon: their place is used better by what is read ahead.
     fn line_length(&self) -> usize {
         let streams = self.arrivals.fresh_prevail() || self.arrivals.in_order();
-        if streams || !self.pager.pool().moves().evict {
+        if streams || !self.pager.pool().moves() {
             return 0;
         }
-        let count = standby_count(self.pager.table().page_size(), self.pager.budget().limit());
+        let count = standby_count(self.pager.budget().limit());
         count.min(self.pager.frames().singles() / 2)
     }
 
     /// Notes what has arrived, and runs ahead while threads wait for room for fresh memory.
     fn look_at_arrivals(&mut self) {
         let arrived = self.pager.memory().policy().lock().arrived();
-        self.arrivals.look(arrived, self.pager.pages_per_chunk());
+        self.arrivals.look(arrived, CHUNK_PAGES as u64);
         let is_fresh = self.arrivals.fresh_prevail() && self.takes_chunks();
         self.pager.pool().watermarks().set_in_order(self.arrivals.in_order());
         let waiters = self.pager.pool().waiters();
@@ -226,7 +226,7 @@ impl Evictor {
     fn make_room(&mut self) -> bool {
         /// Victims of one turn, but for the rest of a chunk that goes whole: what is chosen later is chosen better.
         const TURN_BYTES_MAX: usize = 1 << 20;
-        let turn_max = (TURN_BYTES_MAX / self.pager.page_bytes()).clamp(16, BATCH_MAX);
+        let turn_max = (TURN_BYTES_MAX / PAGE).clamp(16, BATCH_MAX);
         // Above a limit that was lowered: spare memory goes first, which costs nobody a fault.
         if self.pager.pool().excess() > 0 {
             if self.pager.pool().free_spare_run() > 0 {

@@ -7,7 +7,7 @@ use crate::paging::evict::content::Listed;
 use crate::paging::evict::device_space::LONG_BYTES;
 use crate::paging::evict::victims::Chunkwise;
 use crate::paging::kernel_filled;
-use crate::paging::page::BATCH_MAX;
+use crate::paging::page::{BATCH_MAX, CHUNK_PAGES};
 use std::time::{Duration, Instant};
 
 impl Evictor {
@@ -40,7 +40,7 @@ impl Evictor {
         let (mut next, end) = (request.first.0, request.first.0 + request.count.0);
         while next < end {
             next += match self.take_chunk_of(PageId(next), end) {
-                true => self.pager.pages_per_chunk(),
+                true => CHUNK_PAGES as u64,
                 false => self.take_batch_of(PageId(next), end),
             };
             self.finish_cooling(0);
@@ -71,7 +71,7 @@ impl Evictor {
     /// page its huge page is split, and each page costs a MOVE and a release of its own
     /// (`book/src/design/write_back.md`).
     fn take_chunk_of(&mut self, first: PageId, end: u64) -> bool {
-        let (chunk, count) = (self.pager.table().chunk_of(first), self.pager.pages_per_chunk());
+        let (chunk, count) = (self.pager.table().chunk_of(first), CHUNK_PAGES as u64);
         let is_all = first.0.is_multiple_of(count) && first.0 + count <= end;
         if !is_all || !self.pager.chunks().is_open(chunk) || !self.takes_chunks() {
             return false;
@@ -101,10 +101,10 @@ impl Evictor {
         let half = self.pager.frames().singles() / 2;
         let end = end.min(first.0 + BATCH_MAX.min(half) as u64);
         // Up to a chunk that may leave whole.
-        let mut stop = (first.0 + 1).next_multiple_of(self.pager.pages_per_chunk());
+        let mut stop = (first.0 + 1).next_multiple_of(CHUNK_PAGES as u64);
         while stop < end && !self.pager.chunks().is_open(self.pager.table().chunk_of(PageId(stop)))
         {
-            stop += self.pager.pages_per_chunk();
+            stop += CHUNK_PAGES as u64;
         }
         let count = (end.min(stop) - first.0) as usize;
         let batch = &mut batch[..count];

@@ -48,7 +48,7 @@ impl Outgoing {
             left: Vec::with_capacity(frames),
             freed: Vec::with_capacity(frames),
             chosen: vec![Instant::now(); frames],
-            hashes: vec![[0; 2]; frames],
+            hashes: vec![0; frames],
         }
     }
 }

@@ -9,9 +9,8 @@ use crate::paging::evict::outgoing::Outgoing;
 use crate::paging::evict::requests::Requests;
 use crate::paging::evict::write_back::WriteBack;
 use crate::paging::fault::sched::Detour;
-use crate::paging::page::BATCH_MAX;
-use crate::paging::page::chunks::CHUNK_PAGES_MAX;
 use crate::paging::page::word::Word;
+use crate::paging::page::{BATCH_MAX, CHUNK_PAGES};
 use crate::paging::pager::Pager;
 use crate::sys::thread::THREAD_BYTES;
 use std::sync::Arc;
@@ -65,7 +64,7 @@ impl Evictor {
 }
 
 /// Maximum number of victims at once: a batch, of which the last one brings the others of its chunk.
-pub(super) const VICTIMS_MAX: usize = BATCH_MAX + CHUNK_PAGES_MAX;
+pub(super) const VICTIMS_MAX: usize = BATCH_MAX + CHUNK_PAGES;
 
 /// Room for victims whose words are `Moving`, which are too many for the stack.
 #[derive(Default)]

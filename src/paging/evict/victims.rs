@@ -7,8 +7,8 @@ use crate::paging::evict::state::{TakenOut, VICTIMS_MAX};
 use crate::paging::kernel_filled;
 use crate::paging::kernel_filled::CloseOutcome;
 use crate::paging::mapped_over;
-use crate::paging::page::BATCH_MAX;
 use crate::paging::page::word::{FrameId, Word};
+use crate::paging::page::{BATCH_MAX, CHUNK_PAGES, PAGE, PAGE_SIZE};
 use crate::paging::pager::memory::RegionMemory;
 use crate::sys::vm::{HUGE_PAGE, Piece};
 use std::time::Instant;
@@ -44,7 +44,7 @@ impl Evictor {
         const PAUSED_ROUNDS_MAX: usize = 64;
         let mut victims = std::mem::take(&mut self.victims);
         let (mut went, mut resident) = (0, PageCount(0));
-        let limit = PageCount(self.pager.budget().limit().0 / self.pager.table().page_size().0);
+        let limit = PageCount(self.pager.budget().limit().0 / PAGE_SIZE.0);
         for _ in 0..if self.writes.is_paused() { PAUSED_ROUNDS_MAX } else { 1 } {
             let want = if self.writes.is_paused() { BATCH_MAX } else { want };
             victims.clear();
@@ -78,7 +78,7 @@ impl Evictor {
         let mut taken = std::mem::take(&mut self.taken);
         let TakenOut { clean, run } = &mut taken;
         let mut pieces = [Piece::new(0, 0); VICTIMS_MAX];
-        let run_max = RUN_BYTES_MAX / self.pager.page_bytes();
+        let run_max = RUN_BYTES_MAX / PAGE;
         let (mut piece_count, mut clean_count, mut run_len, mut moved) = (0, 0, 0, 0);
         for &page in victims.iter() {
             let Some(word) = content::take_victim(self.pager.memory(), page, listed) else {
@@ -92,7 +92,7 @@ impl Evictor {
                 content::keep(self.pager.memory(), page, word);
             } else {
                 // Up to the end of a chunk: one that came in whole can leave whole.
-                let begins = page.0.is_multiple_of(self.pager.pages_per_chunk());
+                let begins = page.0.is_multiple_of(CHUNK_PAGES as u64);
                 let follows = run_len > 0 && run[run_len - 1].0.0 + 1 == page.0 && !begins;
                 if !follows || run_len == run_max {
                     // A handler may have come to this processor meanwhile, to give way here: a batch is
@@ -138,7 +138,7 @@ impl Evictor {
                 break;
             };
             let taken = self.pager.memory().take_contents(rest[0].0, first, got);
-            let whole = taken.bytes / self.pager.page_bytes();
+            let whole = taken.bytes / PAGE;
             for (victim, frame) in rest[..whole].iter().zip((first.0..).map(FrameId)) {
                 self.cool(*victim, frame, chosen);
             }
@@ -194,10 +194,10 @@ impl Evictor {
     fn policy_goes_first(&mut self, want: usize) -> bool {
         /// Victims that came to nothing so far: then chunks must go.
         const FRUITLESS_MAX: usize = 2 * BATCH_MAX;
-        let chunk = self.pager.pages_per_chunk();
+        let chunk = CHUNK_PAGES as u64;
         let (listed, fresh_return) = {
             let policy = self.pager.memory().policy().lock();
-            (policy.resident().0 * self.pager.page_bytes() as u64, policy.fresh_return_more())
+            (policy.resident().0 * PAGE as u64, policy.fresh_return_more())
         };
         listed * OPEN_PART > self.pager.budget().limit().0
             && self.fruitless <= FRUITLESS_MAX
@@ -228,7 +228,7 @@ impl Evictor {
     /// True if chunks can leave whole: there are runs of frames, and slots for all of a chunk, or its
     /// pages must be able to come back one by one.
     pub(super) fn takes_chunks(&self) -> bool {
-        let able = self.pager.pool().moves().evict && self.pager.frames().has_runs();
+        let able = self.pager.pool().moves() && self.pager.frames().has_runs();
         able && self.pager.health().write_errno() == 0 && !self.writes.is_paused()
     }
 
@@ -256,7 +256,7 @@ impl Evictor {
                 Chunkwise::Went
             }
             outcome => {
-                let frames = (run.0..).take(pager.frames().run_frames()).map(FrameId);
+                let frames = (run.0..).take(CHUNK_PAGES).map(FrameId);
                 frames.for_each(|frame| pager.frames().put_empty(frame));
                 if outcome == CloseOutcome::Listed { Chunkwise::Closed } else { Chunkwise::Unfit }
             }
@@ -265,7 +265,7 @@ impl Evictor {
 
     /// The pages of a run of frames cool from now on. They do not wait, for there are few runs.
     pub(super) fn cool_run(&mut self, first: FrameId, chosen: Instant) {
-        let count = self.pager.frames().run_frames() as u32;
+        let count = CHUNK_PAGES as u32;
         for frame in (first.0..first.0 + count).rev().map(FrameId) {
             self.outgoing.chosen[frame.0 as usize] = chosen;
             self.outgoing.cooling.push_front(frame);

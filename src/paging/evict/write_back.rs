@@ -317,7 +317,7 @@ impl WriteBack {
     /// need no more room there, and are out of the device's hands; frames and slots are not.
     fn rescue(&self, write: &Transfer) {
         let pager = &self.pager;
-        if !pager.pool().moves().evict {
+        if !pager.pool().moves() {
             return;
         }
         for (_, frame) in write.pages() {

@@ -39,9 +39,9 @@ use crate::paging::fault::reads::{Demand, Reads, WakeContext};
 use crate::paging::fault::sched::ThreadSched;
 use crate::paging::fault::starved::{FAULTS_HELD_MAX, FAULTS_MAX, WAITING_MAX, take_first};
 use crate::paging::fault::status::FaultStatus;
-use crate::paging::page::chunks::CHUNK_PAGES_MAX;
 use crate::paging::page::protocol;
 use crate::paging::page::word::{FrameId, State, Word};
+use crate::paging::page::{CHUNK_PAGES, PAGE};
 use crate::paging::pager::Pager;
 use crate::paging::readahead::FaultOn;
 use crate::paging::transfer::{Transfer, check_read};
@@ -124,7 +124,7 @@ impl Handler {
                 self.note_moved(self.messages[at]);
                 if let Some(fault) = self.messages[at].fault() {
                     if gate.note_fault(fault.thread, fault.address) {
-                        pager.mapper().wake(fault.address & !(pager.page_bytes() - 1));
+                        pager.mapper().wake(fault.address & !(PAGE - 1));
                     } else {
                         self.faults.put_off(fault, Instant::now());
                     }
@@ -454,7 +454,7 @@ impl FaultQueue {
 
     fn complete_read(&mut self, read: &Transfer, result: &Result<()>, context: WakeContext<'_>) {
         let FaultQueue { pager, reads, huge_reads, .. } = self;
-        let mut to_map: ArrayVec<FrameId, CHUNK_PAGES_MAX> = ArrayVec::new();
+        let mut to_map: ArrayVec<FrameId, CHUNK_PAGES> = ArrayVec::new();
         for (_, frame) in read.pages() {
             match check_read(pager.slots(), pager.frames(), pager.counters(), frame, result) {
                 Ok(()) if huge_reads.page_read(frame) => {}

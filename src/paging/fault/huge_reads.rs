@@ -21,7 +21,7 @@
 use crate::base::units::PageId;
 use crate::paging::fault::reads::{Reads, RequestCount, WakeContext};
 use crate::paging::fault::status::FaultStatus;
-use crate::paging::page::chunks::CHUNK_PAGES_MAX;
+use crate::paging::page::CHUNK_PAGES;
 use crate::paging::page::word::{FrameId, State, Word};
 use crate::paging::pager::Pager;
 use crate::paging::pager::frame_pool::NoRun;
@@ -48,7 +48,7 @@ struct ChunkRead {
 
 /// A bit for each page of a chunk that has been read and checked.
 #[derive(Clone, Copy, Debug, Default)]
-struct PageBits([u64; CHUNK_PAGES_MAX / 64]);
+struct PageBits([u64; CHUNK_PAGES / 64]);
 
 impl PageBits {
     fn add(&mut self, page: u32) {
@@ -109,7 +109,7 @@ impl HugeReads {
         for_stream: bool,
         reads: &mut Reads,
     ) -> Option<FaultStatus> {
-        let per_chunk = self.pager.pages_per_chunk();
+        let per_chunk = CHUNK_PAGES as u64;
         let pages = (first.0..first.0 + per_chunk).map(PageId);
         if !self.pager.memory().reads_chunks() {
             return None;
@@ -163,10 +163,10 @@ impl HugeReads {
         let starving = self.pager.pool().waiters().is_starving();
         for run in 0..self.chunks.len() {
             let Some(chunk) = self.chunks[run] else { continue };
-            let is_read = chunk.read.count() == self.pager.pages_per_chunk();
+            let is_read = chunk.read.count() == CHUNK_PAGES as u64;
             if is_read && (starving || !self.is_held(&chunk)) {
                 self.end(run);
-                reads.map(chunk.frame, self.pager.pages_per_chunk() as usize, 1, context);
+                reads.map(chunk.frame, CHUNK_PAGES, 1, context);
             }
         }
     }
@@ -177,7 +177,7 @@ impl HugeReads {
             // Neither wanted nor discarded.
             self.pager.word(PageId(page)).load() == Word::filling(FrameId(frame))
         };
-        let count = self.pager.pages_per_chunk() as usize;
+        let count = CHUNK_PAGES;
         chunk.hold.is_some_and(|until| Instant::now() < until)
             && (chunk.page.0..).zip(chunk.frame.0..).take(count).all(untouched)
     }
@@ -194,7 +194,7 @@ impl HugeReads {
         let Some(chunk) = self.chunks[run] else { return };
         self.end(run);
         let is_read = |n: &u32| chunk.read.has(*n);
-        for n in (0..self.pager.pages_per_chunk() as u32).filter(is_read) {
+        for n in (0..CHUNK_PAGES as u32).filter(is_read) {
             reads.map(FrameId(chunk.frame.0 + n), 1, 1, context);
         }
     }

@@ -17,10 +17,11 @@ use crate::paging::kernel_filled::OpenOutcome;
 use crate::paging::page::frame_meta::FrameOutcome;
 use crate::paging::page::protocol;
 use crate::paging::page::word::{State, Word};
+use crate::paging::page::{PAGE, PAGE_SIZE};
 use crate::paging::pager::Pager;
 use crate::paging::pager::lost;
 use crate::paging::pager::memory::RegionMemory;
-use crate::paging::pager::table::{CLUSTER_PAGES_MAX, PageTable};
+use crate::paging::pager::table::{CLUSTER_PAGES, PageTable};
 use crate::sys;
 use crate::sys::uffd::{Fault, Outcome, Protect};
 use arrayvec::ArrayVec;
@@ -89,13 +90,12 @@ fn fill_zeros(pager: &Pager, page: PageId) -> Option<FaultStatus> {
     }
 }
 
-/// `Resident`: a first write to a protected page, a hole of a sparse one or one that the program
-/// made (`MADV_DONTNEED`), or a lost race.
+/// `Resident`: a first write to a protected page, a hole that the program made (`MADV_DONTNEED`), or a lost race.
 fn touch_resident(pager: &Pager, page: PageId, word: Word, fault: &Fault) -> Option<FaultStatus> {
     if fault.protected {
         return open_for_writes(pager, page, word);
     }
-    if word.sparse() || pager.memory().is_hole(fault.address) {
+    if pager.memory().is_hole(fault.address) {
         return fill_hole(pager.memory(), page, word, fault.address)
             .then_some(FaultStatus::Resolved);
     }
@@ -108,11 +108,11 @@ fn touch_resident(pager: &Pager, page: PageId, word: Word, fault: &Fault) -> Opt
 /// in order.
 fn open_for_writes(pager: &Pager, page: PageId, word: Word) -> Option<FaultStatus> {
     let (moving, opened) = protocol::open_for_writes(pager.word(page), word).ok()?;
-    let mut row: ArrayVec<OpenedPage, CLUSTER_PAGES_MAX> = ArrayVec::new();
+    let mut row: ArrayVec<OpenedPage, CLUSTER_PAGES> = ArrayVec::new();
     row.push(OpenedPage { page, before: word, moving, opened });
     take_next_to_open(pager.table(), page, &mut row);
     let first = row.iter().map(|of| of.page).min().unwrap_or(page);
-    let len = row.len() * pager.table().page_bytes();
+    let len = row.len() * PAGE;
     match pager.mapper().allow_writes(pager.table().addr(first), len) {
         Ok(()) => {
             pager.mapper().note_mapped();
@@ -127,7 +127,7 @@ fn open_for_writes(pager: &Pager, page: PageId, word: Word) -> Option<FaultStatu
         }
         Err(error) => diagnostics::fatal("a write-protected page could not be opened", &error),
     }
-    if !pager.pool().moves().evict {
+    if !pager.pool().moves() {
         // A thread that was woken before that and faulted again finds it open.
         pager.wake(page);
     }
@@ -153,7 +153,7 @@ struct OpenedPage {
 fn take_next_to_open(
     table: &PageTable,
     page: PageId,
-    row: &mut ArrayVec<OpenedPage, CLUSTER_PAGES_MAX>,
+    row: &mut ArrayVec<OpenedPage, CLUSTER_PAGES>,
 ) {
     let is_open =
         |page: u64| table.is_resident(page) && !table.word(PageId(page)).load().protected();
@@ -170,7 +170,7 @@ fn take_next_to_open(
 fn take_to_open(
     table: &PageTable,
     page: PageId,
-    row: &mut ArrayVec<OpenedPage, CLUSTER_PAGES_MAX>,
+    row: &mut ArrayVec<OpenedPage, CLUSTER_PAGES>,
 ) -> bool {
     let before = table.word(page).load();
     if before.state() != State::Resident || !before.protected() {
@@ -193,7 +193,7 @@ pub(in crate::paging) fn take_back(
     purpose: Purpose,
 ) -> Option<FaultStatus> {
     let frame = word.frame().expect("a cooling page has a frame");
-    if !pager.pool().moves().evict && !pager.pool().charge_pages(1) {
+    if !pager.pool().moves() && !pager.pool().charge_pages(1) {
         return Some(FaultStatus::NoRoom);
     }
     let note = pager.frames().meta_of(frame);
@@ -234,11 +234,11 @@ fn copy_out(memory: &RegionMemory, page: PageId, word: Word) -> Option<FaultStat
         return Some(FaultStatus::NoRoom);
     }
     if protocol::copy_out(memory.word(page), word).is_err() {
-        memory.budget().uncharge(memory.table().page_size());
+        memory.budget().uncharge(PAGE_SIZE);
         return None;
     }
     let moving = Word::moving(None);
-    if let Err(error) = memory.copy_rest(page, frame, 0, Protect::No) {
+    if let Err(error) = memory.copy_page(page, frame, Protect::No) {
         diagnostics::fatal("a page being written could not be mapped", &error);
     }
     memory.publish_mapped(page, moving, Word::resident(None), None);
@@ -247,20 +247,18 @@ fn copy_out(memory: &RegionMemory, page: PageId, word: Word) -> Option<FaultStat
     Some(FaultStatus::Resolved)
 }
 
-/// Fills one kernel page of a resident page, where it has a hole, with zeros. The page may be
-/// written there without a fault from then on. `false`: look at the page again.
+/// Fills a resident page that is missing with zeros. It may be written without a fault from then on. `false`: look at
+/// the page again.
 fn fill_hole(memory: &RegionMemory, page: PageId, word: Word, addr: usize) -> bool {
     // The word cannot leave `Resident` unnoticed while this thread has made it `Moving`.
     let moving = word.leaving();
     if memory.word(page).try_change(word, moving).is_err() {
         return false;
     }
-    // SAFETY: a hole of a sparse page reads as zero, and this thread alone changes the page's
-    // mapping now.
+    // SAFETY: what the program has dropped reads as zero, and this thread alone changes the page's mapping now.
     let outcome = unsafe { memory.mapper().map_zero_page(addr) };
     let filled = outcome == Outcome::Done;
-    let sparse = word.with_sparse(true).with_protected(false);
-    memory.publish(page, moving, if filled { sparse } else { word });
+    memory.publish(page, moving, if filled { word.with_protected(false) } else { word });
     match outcome {
         Outcome::Done => memory.counters().faults_zero.bump(),
         Outcome::Failed { errno: errno @ sys::EPERM, .. } => {

@@ -33,7 +33,7 @@ pub(in crate::paging) fn room_class(memory: &RegionMemory, page: PageId) -> Opti
         State::Empty if memory.chunks().is_open(memory.table().chunk_of(page)) => None,
         State::Empty => Some(RoomClass::Fresh),
         State::Stored | State::Writing => Some(RoomClass::Content),
-        State::Cooling if !memory.pool().moves().evict => Some(RoomClass::Content),
+        State::Cooling if !memory.pool().moves() => Some(RoomClass::Content),
         _ => None,
     }
 }

@@ -8,6 +8,7 @@ use crate::paging::fault::huge_reads::HugeReads;
 use crate::paging::fault::in_memory;
 use crate::paging::fault::reads::Reads;
 use crate::paging::fault::status::{FaultStatus, Purpose};
+use crate::paging::page::CHUNK_PAGES;
 use crate::paging::page::word::State;
 use crate::paging::pager::Pager;
 use crate::paging::readahead::{FaultOn, PrefetchRun, Window};
@@ -16,7 +17,7 @@ use std::sync::Arc;
 
 /// Pages to read ahead after a fault on a page.
 pub(in crate::paging) fn next_window(pager: &Pager, page: PageId, on: FaultOn) -> Option<Window> {
-    let chunk = if pager.memory().reads_chunks() { pager.pages_per_chunk() } else { 1 };
+    let chunk = if pager.memory().reads_chunks() { CHUNK_PAGES as u64 } else { 1 };
     let is_stored = |page: u64| {
         page < pager.table().page_count().0
             && pager.word(PageId(page)).load().state() == State::Stored
@@ -60,7 +61,7 @@ impl Prefetch {
         reads: &mut Reads,
         huge_reads: &mut HugeReads,
     ) {
-        let (per_chunk, end) = (self.pager.pages_per_chunk(), self.pager.table().page_count().0);
+        let (per_chunk, end) = (CHUNK_PAGES as u64, self.pager.table().page_count().0);
         let chunks = window.split_chunks(per_chunk, end);
         let chunks = chunks.map_or(0..0, |(first, count)| first.0..first.0 + count.0);
         let chunks = chunks.step_by(per_chunk as usize).map(|first| (PageId(first), per_chunk));
@@ -112,7 +113,7 @@ impl Prefetch {
         huge_reads: &mut HugeReads,
     ) -> Option<u64> {
         self.waits_for_frames = false;
-        let per_chunk = self.pager.pages_per_chunk();
+        let per_chunk = CHUNK_PAGES as u64;
         let counters = self.pager.counters();
         let reading = match run.for_stream {
             true => &counters.pages_read_ahead,

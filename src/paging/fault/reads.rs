@@ -14,14 +14,13 @@ use crate::paging::fault::fill;
 use crate::paging::fault::fill::Attempts;
 use crate::paging::fault::sched::{Polled, Polling, ThreadSched};
 use crate::paging::fault::status::{FaultStatus, Purpose};
-use crate::paging::page::chunks::CHUNK_PAGES_MAX;
 use crate::paging::page::word::{FrameId, State, Word};
+use crate::paging::page::{CHUNK_PAGES, PAGE};
 use crate::paging::pager::Pager;
 use crate::paging::pager::memory::ReadPage;
 use crate::paging::transfer::{Aim, Transfer, Transfers};
 use crate::store::Op;
 use crate::sys::uffd::Wake;
-use crate::sys::vm::KERNEL_PAGE;
 use arrayvec::ArrayVec;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -145,7 +144,7 @@ impl Reads {
             requests: 0,
             repeats: Vec::with_capacity(frames),
             frames: Vec::with_capacity(frames),
-            to_wake: Vec::with_capacity(WAKE_BYTES_MAX / KERNEL_PAGE),
+            to_wake: Vec::with_capacity(WAKE_BYTES_MAX / PAGE),
             pager,
         })
     }
@@ -153,7 +152,7 @@ impl Reads {
     /// Bytes of all that, for a region of this number of frames.
     pub(super) fn bytes(frames: usize) -> usize {
         let frame = size_of::<FrameId>() + size_of::<Repeat>() + size_of::<FrameRead>();
-        let wakes = WAKE_BYTES_MAX / KERNEL_PAGE * size_of::<PageId>();
+        let wakes = WAKE_BYTES_MAX / PAGE * size_of::<PageId>();
         Transfers::bytes(DEPTH) + frames * frame + wakes
     }
 
@@ -398,8 +397,7 @@ impl Reads {
         context: WakeContext<'_>,
     ) {
         let frames = (first.0..).take(count).map(FrameId);
-        let ended: ArrayVec<_, CHUNK_PAGES_MAX> =
-            frames.map(|frame| self.end_fill(frame)).collect();
+        let ended: ArrayVec<_, CHUNK_PAGES> = frames.map(|frame| self.end_fill(frame)).collect();
         let mut at = 0;
         while at < ended.len() {
             let frame = FrameId(first.0 + at as u32);
@@ -407,7 +405,7 @@ impl Reads {
             let row = (frame.0..).map(FrameId).zip(&ended[at..]);
             let row =
                 row.map_while(|(frame, read)| read.filter(|_| self.is_for_write(frame) == write));
-            let row: ArrayVec<ReadPage, CHUNK_PAGES_MAX> = row.collect();
+            let row: ArrayVec<ReadPage, CHUNK_PAGES> = row.collect();
             at += match row.is_empty() {
                 true => 1,
                 false => self.map_row(frame, &row, write, more, context),
@@ -439,7 +437,7 @@ impl Reads {
             self.count_served(self.demanded_at(FrameId(first.0 + n)));
             if wake == Wake::No {
                 self.to_wake.push(PageId(page.0 + u64::from(n)));
-                if self.to_wake.len() * self.pager.page_bytes() >= WAKE_BYTES_MAX {
+                if self.to_wake.len() * PAGE >= WAKE_BYTES_MAX {
                     self.wake_all(more, context);
                 }
             }

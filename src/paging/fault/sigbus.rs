@@ -28,9 +28,9 @@ use crate::paging::fault::no_room;
 use crate::paging::fault::prefetch;
 use crate::paging::fault::starved::{RoomClass, Stall};
 use crate::paging::fault::status::{FaultStatus, Purpose};
-use crate::paging::page::backoff;
 use crate::paging::page::protocol;
 use crate::paging::page::word::{FrameId, State, Word};
+use crate::paging::page::{PAGE, backoff};
 use crate::paging::pager::Pager;
 use crate::paging::pager::memory::{ReadPage, RegionMemory};
 use crate::paging::pager::slot_store::SlotStore;
@@ -107,7 +107,7 @@ fn serve(fault: BusFault) -> bool {
 
 /// Serves a fault of the calling thread; `false` when the page is lost, or the region stops.
 fn serve_in_thread(pager: &Pager, bus: BusFault) -> bool {
-    let address = bus.addr & !(crate::sys::vm::KERNEL_PAGE - 1);
+    let address = bus.addr & !(PAGE - 1);
     let page = pager.table().page_at(address);
     let mut spins = 0;
     let mut starved: Option<(Stopwatch, Stall)> = None;
@@ -241,9 +241,9 @@ fn read_once(pager: &Pager, frame: FrameId) -> Option<Result<()>> {
     let offset = slots.offset(frames.slot_of_fill(frame));
     let note = frames.meta_of(frame);
     note.begin_read(thread::current_noted());
-    // SAFETY: the frame is this thread's, `page_bytes` long, and nobody else uses it, nor writes
+    // SAFETY: the frame is this thread's, a page long, and nobody else uses it, nor writes
     // the slot: both stay this thread's if the read is revoked.
-    let read = unsafe { slots.store().read_now(offset, frames.ptr(frame), pager.page_bytes()) };
+    let read = unsafe { slots.store().read_now(offset, frames.ptr(frame), PAGE) };
     note.end_read().then_some(read)
 }
 

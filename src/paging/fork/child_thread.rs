@@ -17,6 +17,7 @@ use crate::paging::fork::child_region::ChildRegion;
 use crate::paging::fork::children::Birth;
 use crate::paging::fork::entry::{Backing, Entry};
 use crate::paging::fork::snapshot::{ForkSnapshot, Needed};
+use crate::paging::page::PAGE;
 use crate::paging::pager::pieces::{FarParts, GONE};
 use crate::store::{Queue, SEGMENTS_MAX};
 use crate::sys;
@@ -24,15 +25,13 @@ use crate::sys::event::poll_readable;
 use crate::sys::fork;
 use crate::sys::signals::SignalsBlocked;
 use crate::sys::uffd::{Message, Outcome, Protect, Uffd, Wake};
-use crate::sys::vm::{HUGE_PAGE, Huge, KERNEL_PAGE, Mapping};
+use crate::sys::vm::{HUGE_PAGE, Huge, Mapping};
 use rescan::{LOOK_EVERY_MAX, RescanTimer};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Instant;
 
-/// Bytes that are taken out together.
-const BATCH_BYTES: usize = 1 << 20;
 /// Pages that are taken out together at most.
 const BATCH_MAX: usize = SEGMENTS_MAX;
 
@@ -76,7 +75,6 @@ struct Server {
     queue: Option<Box<dyn Queue>>,
     /// Pages are read into the first page, and moved to the others when they leave.
     frames: Mapping,
-    batch: usize,
     messages: Vec<Message>,
     kept: Vec<Message>,
     rescans: RescanTimer,
@@ -90,12 +88,9 @@ impl Server {
         let mut keep: Vec<RawFd> = child.needed.iter().map(Needed::fd).collect();
         fork::take_own_table(&mut keep).map_err(sys::refused("close_range"))?;
         let uffd = child.pager.mapper().open_again()?;
-        let page_bytes = child.pager.page_bytes();
-        let batch = (BATCH_BYTES / page_bytes).clamp(1, BATCH_MAX);
-        let huge = if page_bytes >= HUGE_PAGE { Huge::Yes } else { Huge::No };
-        let frames = Mapping::reserve((batch + 1) * page_bytes, HUGE_PAGE, huge)?;
-        uffd.register_unwatched(frames.addr() + page_bytes, batch * page_bytes)?;
-        uffd.register_missing(child.bell.addr(), KERNEL_PAGE)?;
+        let frames = Mapping::reserve((BATCH_MAX + 1) * PAGE, HUGE_PAGE, Huge::No)?;
+        uffd.register_unwatched(frames.addr() + PAGE, BATCH_MAX * PAGE)?;
+        uffd.register_missing(child.bell.addr(), PAGE)?;
         child.far.lock().each(|start, len| uffd.register_missing(start, len))?;
         let queue = child.own().map(|own| own.store().open_queue(1)).transpose()?;
         Ok(Server {
@@ -103,7 +98,6 @@ impl Server {
             uffd,
             queue,
             frames,
-            batch,
             messages: vec![Message::EMPTY; 64],
             kept: Vec::new(),
             rescans: RescanTimer::new(),
@@ -169,7 +163,7 @@ impl Server {
                     Some(fault) if fault.address != child.bell.addr() => {
                         if child.gate.note_fault(fault.thread, fault.address) {
                             // A failed wake means that nobody can wait there.
-                            drop(self.uffd.wake(fault.address, KERNEL_PAGE));
+                            drop(self.uffd.wake(fault.address, PAGE));
                         } else {
                             self.kept.push(message);
                         }
@@ -195,7 +189,7 @@ impl Server {
         let Some(fault) = message.fault() else { return };
         if fault.address == self.child.bell.addr() {
             // SAFETY: the page holds nothing.
-            let _ = unsafe { self.uffd.zeropage(fault.address, KERNEL_PAGE, Wake::Yes) };
+            let _ = unsafe { self.uffd.zeropage(fault.address, PAGE, Wake::Yes) };
         } else {
             self.serve(fault.address);
         }
@@ -208,10 +202,8 @@ impl Server {
         let page = self.child.pager.table().page_at(address);
         let entry = self.child.entry(page);
         if !entry.is_out() || entry.backing() == Backing::Nothing {
-            // A part of the page that was never there, or that the program has dropped; of a page that is
-            // out all parts are zeros, which come one by one.
-            // SAFETY: what is missing there reads as zero.
-            let zeroed = unsafe { self.uffd.zeropage(address, KERNEL_PAGE, Wake::Yes) };
+            // SAFETY: what was never there, or the program has dropped, reads as zero.
+            let zeroed = unsafe { self.uffd.zeropage(address, PAGE, Wake::Yes) };
             self.installed(page, zeroed);
             return self.note_in(page, entry.came_in());
         }
@@ -240,7 +232,7 @@ impl Server {
     /// Reads a slot, again and again while that may help, as a thread does that serves its own faults.
     fn fetch(&mut self, layer: u16, slot: SlotId) -> Result<*const u8> {
         let slots = self.child.slots(layer);
-        let (into, len) = (self.frames.as_ptr(), self.child.pager.page_bytes());
+        let (into, len) = (self.frames.as_ptr(), PAGE);
         let read = || {
             // SAFETY: the first page of `frames` is this thread's, for reads alone; nobody writes the slot:
             // it is held for this process, or its own.
@@ -259,27 +251,11 @@ impl Server {
         ended.expect("it is not revoked").map(|()| into.cast_const())
     }
 
-    /// Copies a page in; what of it is there stays.
+    /// Copies a page in.
     fn copy_in(&self, page: PageId, content: *const u8) -> Outcome {
-        let (start, len) = (self.child.pager.table().addr(page), self.child.pager.page_bytes());
+        let start = self.child.pager.table().addr(page);
         // SAFETY: the page is missing, and `content` is what it holds, a page long.
-        let outcome = unsafe { self.uffd.copy(start, content, len, Protect::No, Wake::Yes) };
-        if outcome == Outcome::Done {
-            return outcome;
-        }
-        // The program has split the mapping, or unmapped a part: as far as it goes.
-        let mut last = Outcome::Done;
-        for at in (0..len).step_by(KERNEL_PAGE) {
-            let content = content.wrapping_add(at);
-            // SAFETY: as above, of a part.
-            let part =
-                unsafe { self.uffd.copy(start + at, content, KERNEL_PAGE, Protect::No, Wake::Yes) };
-            last = match part {
-                Outcome::Done | Outcome::Present { .. } | GONE => last,
-                other => other,
-            };
-        }
-        last
+        unsafe { self.uffd.copy(start, content, PAGE, Protect::No, Wake::Yes) }
     }
 
     /// A page was installed, or there is no way to.
@@ -287,8 +263,7 @@ impl Server {
         match outcome {
             Outcome::Done => {}
             Outcome::Present { .. } | GONE => {
-                let (start, len) =
-                    (self.child.pager.table().addr(page), self.child.pager.page_bytes());
+                let (start, len) = (self.child.pager.table().addr(page), PAGE);
                 drop(self.uffd.wake(start, len));
             }
             Outcome::Busy { .. } | Outcome::Failed { .. } => {
@@ -307,7 +282,7 @@ impl Server {
 
     /// Makes touching a page SIGBUS, whose content cannot be read.
     fn lose(&self, page: PageId, cause: &Error) {
-        let (start, len) = (self.child.pager.table().addr(page), self.child.pager.page_bytes());
+        let (start, len) = (self.child.pager.table().addr(page), PAGE);
         diagnostics::lost_inherited(start, len, cause);
         // SAFETY: the page is missing and its content is lost.
         let poisoned = unsafe { self.uffd.poison(start, len) };

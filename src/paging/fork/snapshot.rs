@@ -3,6 +3,7 @@
 use crate::base::error::Result;
 use crate::base::sync::AtomicU64;
 use crate::meta::LazyArray;
+use crate::paging::page::PAGE;
 use crate::paging::pager::Pager;
 use crate::paging::pager::slot_store::SlotStore;
 use crate::sys::fork;
@@ -55,7 +56,7 @@ impl ForkSnapshot {
         let entries = LazyArray::new(pager.table().page_count().as_usize())?;
         entries.set_inherited(true)?;
         let needed = pager.fork().inherited().and_then(|inherited| inherited.descriptor);
-        let budget = pager.budget().limit().0 / pager.page_bytes() as u64 / BUDGET_PART;
+        let budget = pager.budget().limit().0 / PAGE as u64 / BUDGET_PART;
         Ok(ForkSnapshot {
             entries: Arc::new(entries),
             layers: Vec::new(),

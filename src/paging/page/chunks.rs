@@ -16,7 +16,7 @@ use crate::paging::page::backoff;
 use crate::paging::page::chunk_state::{ChunkState, ChunkView, Entered, Phase};
 use crate::sys::pagemap::Pagemap;
 use crate::sys::signals::FaultLock;
-use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE};
+use crate::sys::vm::HUGE_PAGE;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Bytes of a chunk: a huge page.
@@ -25,9 +25,6 @@ pub(in crate::paging) const CHUNK: usize = HUGE_PAGE;
 /// Maximum number of runs of open chunks: 1/RUN_MAPPINGS_PART of the mappings that the process may
 /// have. Each run costs two, and the program needs most of them for itself.
 const RUN_MAPPINGS_PART: u64 = 16;
-
-/// Maximum number of pages of a chunk.
-pub(in crate::paging) const CHUNK_PAGES_MAX: usize = CHUNK / KERNEL_PAGE;
 
 /// A chunk: its index from the region's start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

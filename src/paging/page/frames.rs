@@ -3,7 +3,7 @@
 //! The staging area is a range of page-sized slots next to the region. A *spare* frame has
 //! memory (and a charge in the budget) and waits for a fill; an *empty* one is just an address
 //! that an evicted page can be moved to. Device reads land in frames; COPY copies them into the
-//! region, or MOVE carries them there, and pages that leave come to empty frames by MOVE.
+//! region, or MOVE carries runs of them there, and pages that leave come to empty frames by MOVE.
 //!
 //! The kernel may read memory of the region long after the page has left it: a pipe
 //! (`vmsplice(2)`) or a socket (`MSG_ZEROCOPY`) holds plain references, which MOVE does not see
@@ -35,6 +35,7 @@ use crate::meta::LazyArray;
 use crate::paging::page::frame_meta::{FrameMeta, FrameOutcome};
 use crate::paging::page::spare_runs::SpareRuns;
 use crate::paging::page::word::FrameId;
+use crate::paging::page::{CHUNK_PAGES, PAGE};
 use crate::sys::signals::FaultLock;
 use crate::sys::vm::{HUGE_PAGE, Huge, Mapping};
 
@@ -42,7 +43,6 @@ use crate::sys::vm::{HUGE_PAGE, Huge, Mapping};
 #[derive(Debug)]
 pub(crate) struct Frames {
     staging: Mapping,
-    page_bytes: usize,
     lists: FaultLock<Lists>,
     /// Length of the spare list, readable without the lock.
     spare_len: AtomicUsize,
@@ -50,7 +50,6 @@ pub(crate) struct Frames {
     notes: LazyArray<FrameMeta>,
     /// Frames of runs: the first ones.
     in_runs: usize,
-    run_frames: usize,
 }
 
 #[derive(Debug)]
@@ -120,25 +119,17 @@ impl FrameSet {
 }
 
 impl Frames {
-    /// Reserves `singles` frames of `page_bytes` each, and `runs` runs of them, all empty. There
-    /// are no runs of pages that are huge themselves.
+    /// Reserves `singles` frames, and `runs` runs of them, all empty.
     ///
     /// # Errors
     /// When there is no address space for them.
-    pub(crate) fn new(
-        singles: usize,
-        runs: usize,
-        page_bytes: usize,
-        huge: Huge,
-    ) -> Result<Frames> {
-        let run_frames = HUGE_PAGE / page_bytes;
-        let runs = if run_frames > 1 { runs } else { 0 };
-        let in_runs = runs * run_frames;
+    pub(crate) fn new(singles: usize, runs: usize) -> Result<Frames> {
+        let in_runs = runs * CHUNK_PAGES;
         let count = in_runs + singles;
-        let staging = Mapping::reserve(count * page_bytes, HUGE_PAGE, huge)?;
+        let staging = Mapping::reserve(count * PAGE, HUGE_PAGE, Huge::No)?;
         if in_runs > 0 {
             // What is read into a run is read into a huge page. A kernel without them refuses.
-            drop(staging.use_huge_pages(0, in_runs * page_bytes));
+            drop(staging.use_huge_pages(0, in_runs * PAGE));
         }
         u32::try_from(count).expect("frame counts are small");
         let mut empty = FrameSet::none(count);
@@ -146,13 +137,11 @@ impl Frames {
         let lists = Lists { empty, spare: FrameSet::none(count), out: vec![0; runs] };
         Ok(Frames {
             staging,
-            page_bytes,
             lists: FaultLock::new(Rank::Frames, lists),
             spare_len: AtomicUsize::new(0),
-            spare_runs: SpareRuns::new(runs, run_frames),
+            spare_runs: SpareRuns::new(runs),
             notes: LazyArray::new(count)?,
             in_runs,
-            run_frames,
         })
     }
 
@@ -172,18 +161,13 @@ impl Frames {
 
     /// All runs.
     pub(crate) fn runs(&self) -> usize {
-        self.in_runs / self.run_frames
-    }
-
-    /// Frames of one run.
-    pub(crate) fn run_frames(&self) -> usize {
-        self.run_frames
+        self.in_runs / CHUNK_PAGES
     }
 
     /// The run a frame is part of.
     pub(crate) fn run_of(&self, frame: FrameId) -> Option<usize> {
         let at = frame.0 as usize;
-        (at < self.in_runs).then(|| at / self.run_frames)
+        (at < self.in_runs).then_some(at / CHUNK_PAGES)
     }
 
     /// Bytes of what there is to know of the frames, their memory aside.
@@ -206,13 +190,13 @@ impl Frames {
         self.notes.set_inherited(true)
     }
 
-    /// Binds frames to a NUMA node: the memory of a run, or of a huge frame, becomes a page's.
+    /// Binds frames to a NUMA node: the memory of a run becomes that of its pages.
     pub(crate) fn bind(&self, node: u32) -> Result<()> {
         self.staging.bind(node)
     }
 
     pub(crate) fn addr(&self, frame: FrameId) -> usize {
-        self.staging.addr() + frame.0 as usize * self.page_bytes
+        self.staging.addr() + frame.0 as usize * PAGE
     }
 
     pub(crate) fn ptr(&self, frame: FrameId) -> *mut u8 {
@@ -253,19 +237,19 @@ impl Frames {
         let run = {
             let mut lists = self.lists.lock();
             let run = lists.out.iter().position(|out| *out == 0)?;
-            lists.out[run] = self.run_frames;
+            lists.out[run] = CHUNK_PAGES;
             run
         };
         // The page table that small pages have left behind goes (Linux 6.14): where there is one, MOVE
         // takes a huge page apart, and the kernel fills with small ones.
         // SAFETY: the run is this thread's, and nothing is mapped there (invariant 2).
         drop(unsafe { self.staging.discard(run * HUGE_PAGE, HUGE_PAGE) });
-        Some(FrameId((run * self.run_frames) as u32))
+        Some(FrameId((run * CHUNK_PAGES) as u32))
     }
 
     /// Bytes of frames and runs that have memory and wait for a use.
     pub(crate) fn spare_bytes(&self) -> usize {
-        self.spare_len() * self.page_bytes + self.spare_runs.bytes()
+        self.spare_len() * PAGE + self.spare_runs.bytes()
     }
 
     /// Runs that have memory and wait for a use.
@@ -304,31 +288,23 @@ impl Frames {
     /// # Errors
     /// When the kernel refuses; the frame is then lost to the lists, which is safe.
     pub(crate) fn release(&self, frame: FrameId) -> Result<()> {
-        let offset = frame.0 as usize * self.page_bytes;
+        let offset = frame.0 as usize * PAGE;
         // SAFETY: the caller took the frame off the lists and gives it up (invariant 1).
-        unsafe { self.staging.discard(offset, self.page_bytes) }?;
+        unsafe { self.staging.discard(offset, PAGE) }?;
         self.put_empty(frame);
         Ok(())
     }
 
     /// Clears a frame of the caller's.
     pub(crate) fn clear(&self, frame: FrameId) {
-        // SAFETY: the frame is `page_bytes` long, and the caller's.
-        unsafe { std::ptr::write_bytes(self.ptr(frame), 0, self.page_bytes) };
+        // SAFETY: the frame is a page long, and the caller's.
+        unsafe { std::ptr::write_bytes(self.ptr(frame), 0, PAGE) };
     }
 
     /// Makes the kernel give memory to a frame, or to the run of frames that begins with it.
     pub(crate) fn touch(&self, frame: FrameId) {
         // SAFETY: the frame is the caller's and holds nothing.
         unsafe { self.ptr(frame).write_volatile(0) };
-    }
-
-    /// Gives memory to all of a frame that has none or only a part.
-    ///
-    /// # Errors
-    /// When the kernel is out of memory.
-    pub(crate) fn populate(&self, frame: FrameId) -> Result<()> {
-        self.staging.populate(frame.0 as usize * self.page_bytes, self.page_bytes)
     }
 
     /// Calls `act` while code may run in a part of the staging area, as in memory of the program's that it moves.
@@ -393,7 +369,7 @@ mod tests {
 
     #[test]
     fn frames_go_round_between_the_lists() {
-        let frames = Frames::new(2, 0, 4096, Huge::No).expect("two frames map");
+        let frames = Frames::new(2, 0).expect("two frames map");
         assert_eq!(frames.take_spare(), None);
         let a = frames.take_empty().expect("two are empty");
         let b = frames.take_empty().expect("one is empty");
@@ -406,7 +382,7 @@ mod tests {
 
     #[test]
     fn the_longest_run_of_empty_neighbours_is_taken() {
-        let frames = Frames::new(200, 0, 4096, Huge::No).expect("200 frames map");
+        let frames = Frames::new(200, 0).expect("200 frames map");
         assert_eq!(frames.take_empties(200), Some((FrameId(0), 200)));
         let back: Vec<FrameId> = (10..13).chain(60..70).chain(100..104).map(FrameId).collect();
         frames.put_empties(&back);
@@ -419,28 +395,31 @@ mod tests {
 
     #[test]
     fn a_run_is_given_out_again_when_the_last_of_its_frames_is_back() {
-        let frames = Frames::new(4, 2, 1 << 20, Huge::No).expect("8 frames map");
-        assert_eq!((frames.run_frames(), frames.singles(), frames.count()), (2, 4, 8));
-        assert_eq!((frames.take_run(), frames.take_run()), (Some(FrameId(0)), Some(FrameId(2))));
+        let frames = Frames::new(4, 2).expect("two runs and four frames map");
+        assert_eq!((frames.singles(), frames.count()), (4, 2 * CHUNK_PAGES + 4));
+        let [second, end] = [1, 2].map(|run| (run * CHUNK_PAGES) as u32);
+        let runs = (Some(FrameId(0)), Some(FrameId(second)));
+        assert_eq!((frames.take_run(), frames.take_run()), runs);
         assert_eq!(frames.take_run(), None);
-        assert!(frames.addr(FrameId(2)).is_multiple_of(HUGE_PAGE));
-        frames.put_empty(FrameId(3));
-        assert_eq!(frames.take_run(), None, "half of it is in use");
-        frames.put_empty(FrameId(2));
-        assert_eq!(frames.take_run(), Some(FrameId(2)));
-        assert_eq!(frames.take_empties(9), Some((FrameId(4), 4)), "singles are apart");
-        assert_eq!((frames.run_of(FrameId(3)), frames.run_of(FrameId(4))), (Some(1), None));
+        assert!(frames.addr(FrameId(second)).is_multiple_of(HUGE_PAGE));
+        (second + 1..end).for_each(|frame| frames.put_empty(FrameId(frame)));
+        assert_eq!(frames.take_run(), None, "one of it is in use");
+        frames.put_empty(FrameId(second));
+        assert_eq!(frames.take_run(), Some(FrameId(second)));
+        assert_eq!(frames.take_empties(9), Some((FrameId(end), 4)), "singles are apart");
+        assert_eq!((frames.run_of(FrameId(end - 1)), frames.run_of(FrameId(end))), (Some(1), None));
     }
 
     #[test]
     fn a_spare_run_is_in_use_until_its_memory_is_gone() {
-        let frames = Frames::new(4, 1, 1 << 20, Huge::No).expect("6 frames map");
+        let frames = Frames::new(4, 1).expect("a run and four frames map");
         assert_eq!((frames.spare_runs().take(), frames.take_run()), (None, Some(FrameId(0))));
         frames.spare_runs().put(FrameId(0));
         assert_eq!((frames.spare_bytes(), frames.take_run()), (HUGE_PAGE, None));
         assert_eq!(frames.spare_runs().take(), Some(FrameId(0)));
         assert_eq!((frames.spare_bytes(), frames.spare_runs().take()), (0, None));
-        frames.put_empties(&[FrameId(0), FrameId(1)]);
+        let all: Vec<FrameId> = (0..CHUNK_PAGES as u32).map(FrameId).collect();
+        frames.put_empties(&all);
         assert_eq!(frames.take_run(), Some(FrameId(0)));
     }
 }

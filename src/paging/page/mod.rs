@@ -15,6 +15,19 @@ pub(crate) mod protocol;
 pub(crate) mod spare_runs;
 pub(crate) mod word;
 
+/// Bytes of a page, which is the kernel's.
+#[cfg(not(loom))]
+pub(in crate::paging) const PAGE: usize = crate::sys::vm::KERNEL_PAGE;
+
+/// Pages of a chunk, and frames of a run: what a huge page has.
+#[cfg(not(loom))]
+pub(in crate::paging) const CHUNK_PAGES: usize = crate::sys::vm::HUGE_PAGE / PAGE;
+
+/// Bytes of a page.
+#[cfg(not(loom))]
+pub(in crate::paging) const PAGE_SIZE: crate::base::units::ByteCount =
+    crate::base::units::ByteCount(PAGE as u64);
+
 /// Maximum number of pages handled by one batch of installs, evictions or discards.
 #[cfg(not(loom))]
 pub(in crate::paging) const BATCH_MAX: usize = 256;

@@ -9,6 +9,7 @@
 
 use crate::base::strict_assert;
 use crate::base::sync::{AtomicBool, AtomicUsize, Ordering, Rank};
+use crate::paging::page::CHUNK_PAGES;
 use crate::paging::page::word::FrameId;
 use crate::sys::signals::FaultLock;
 use crate::sys::vm::HUGE_PAGE;
@@ -21,17 +22,15 @@ pub(crate) struct SpareRuns {
     len: AtomicUsize,
     /// For each run, whether a direct store has filled it.
     filled: Box<[AtomicBool]>,
-    run_frames: usize,
 }
 
 impl SpareRuns {
     /// Of this many runs, none is spare.
-    pub(super) fn new(runs: usize, run_frames: usize) -> SpareRuns {
+    pub(super) fn new(runs: usize) -> SpareRuns {
         SpareRuns {
             listed: FaultLock::new(Rank::Frames, Vec::with_capacity(runs)),
             len: AtomicUsize::new(0),
             filled: (0..runs).map(|_| AtomicBool::new(false)).collect(),
-            run_frames,
         }
     }
 
@@ -72,14 +71,14 @@ impl SpareRuns {
     /// Notes whether a direct store has filled the run of a frame, if that is of one.
     pub(crate) fn set_filled(&self, frame: FrameId, filled: bool) {
         // Relaxed: other threads look at listed runs only, under the lock.
-        if let Some(run) = self.filled.get(frame.0 as usize / self.run_frames) {
+        if let Some(run) = self.filled.get(frame.0 as usize / CHUNK_PAGES) {
             run.store(filled, Ordering::Relaxed);
         }
     }
 
     /// True if a direct store has filled the run of a frame.
     pub(crate) fn is_filled(&self, frame: FrameId) -> bool {
-        let run = self.filled.get(frame.0 as usize / self.run_frames);
+        let run = self.filled.get(frame.0 as usize / CHUNK_PAGES);
         run.is_some_and(|run| run.load(Ordering::Relaxed))
     }
 }
@@ -90,12 +89,13 @@ mod tests {
 
     #[test]
     fn a_run_that_was_filled_is_not_for_those_who_need_zeros() {
-        let runs = SpareRuns::new(2, 2);
-        let [zeros, filled] = [0, 2].map(FrameId);
-        runs.set_filled(FrameId(3), true);
-        runs.set_filled(FrameId(4), true); // Of no run.
+        let runs = SpareRuns::new(2);
+        let of = CHUNK_PAGES as u32;
+        let [zeros, filled] = [0, of].map(FrameId);
+        runs.set_filled(FrameId(of + 1), true);
+        runs.set_filled(FrameId(2 * of), true); // Of no run.
         assert_eq!(
-            [0, 1, 2, 3, 4].map(|n| runs.is_filled(FrameId(n))),
+            [0, of - 1, of, 2 * of - 1, 2 * of].map(|n| runs.is_filled(FrameId(n))),
             [false, false, true, true, false]
         );
         [filled, zeros].into_iter().for_each(|first| runs.put(first));

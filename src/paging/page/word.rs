@@ -1,7 +1,7 @@
 //! The page word: everything the pager knows about one page, in 64 bits.
 //!
 //! ```text
-//!  63..60 state | 59 protected | 58 dead | 57 sparse | 56 prefetched | 55..48 pins |
+//!  63..60 state | 59 protected | 58 dead | 57 unused | 56 prefetched | 55..48 pins |
 //!  47 wanted | 46 guessed | 45..0 payload
 //!
 //!          fault: zeros              evict
@@ -32,7 +32,7 @@
 //! first. `dead`: discarded while being read; who finishes the read makes the page `Empty`.
 //! `wanted`: a fault waits for the read, and the thread that ends it wakes. `guessed`: mapped writable for
 //! a read, because pages here are mostly written.
-//! `sparse`: parts of the mapping may be holes that read as zero. `prefetched`: nobody asked for
+//! `prefetched`: nobody asked for
 //! the page by a fault yet. `pins`: the page must not be evicted while it is not zero.
 
 #![expect(unsafe_code, reason = "an atomic word is valid when zero")]
@@ -59,7 +59,6 @@ pub(crate) enum State {
 const STATE_SHIFT: u32 = 60;
 const PROTECTED: u64 = 1 << 59;
 const DEAD: u64 = 1 << 58;
-const SPARSE: u64 = 1 << 57;
 const PREFETCHED: u64 = 1 << 56;
 const PIN_SHIFT: u32 = 48;
 const PIN_MASK: u64 = 0xFF << PIN_SHIFT;
@@ -172,14 +171,6 @@ impl Word {
         self.with_flag(WANTED, on)
     }
 
-    pub(crate) fn sparse(self) -> bool {
-        self.0 & SPARSE != 0
-    }
-
-    pub(crate) fn with_sparse(self, on: bool) -> Word {
-        self.with_flag(SPARSE, on)
-    }
-
     pub(crate) fn prefetched(self) -> bool {
         self.0 & PREFETCHED != 0
     }
@@ -254,7 +245,6 @@ impl fmt::Debug for Word {
         for (flag, name) in [
             (PROTECTED, "protected"),
             (DEAD, "dead"),
-            (SPARSE, "sparse"),
             (PREFETCHED, "prefetched"),
             (WANTED, "wanted"),
             (GUESSED, "guessed"),
@@ -329,7 +319,7 @@ mod tests {
         let back = word.leaving().kept();
         assert_eq!(back, word);
         assert_eq!(back.slot(), Some(SlotId(41)));
-        assert!(back.protected() && !back.dead() && !back.sparse());
+        assert!(back.protected() && !back.dead());
     }
 
     #[test]

@@ -1,29 +1,50 @@
 //! Discarding: pages whose content nobody needs give up frames, slots and pending writes.
 #![expect(unsafe_code, reason = "drops pages of the region")]
 
+use crate::base::error::Result;
 use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::paging::kernel_filled;
 use crate::paging::mapped_over;
-use crate::paging::page::BATCH_MAX;
-use crate::paging::page::backoff;
-use crate::paging::page::chunks::CHUNK;
 use crate::paging::page::frame_meta::FrameOutcome;
 use crate::paging::page::protocol::{self, Discard};
 use crate::paging::page::word::Word;
+use crate::paging::page::{BATCH_MAX, CHUNK_PAGES, PAGE, backoff};
 use crate::paging::pager::Pager;
 use crate::sys::signals::SignalsBlocked;
-use crate::sys::vm::Piece;
+use crate::sys::vm::{self, Piece};
+
+/// As [`discard`] for the pages from `offset` to `end` of the region, which the program gives up; what it has mapped over
+/// them is left to the kernel.
+///
+/// # Errors
+/// [`Error::Os`](crate::Error::Os) when the kernel does not let go of the program's own.
+pub(in crate::paging) fn clear(pager: &Pager, offset: usize, end: usize) -> Result<()> {
+    let start = pager.table().start();
+    let page_of = |offset: usize| PageId((offset / PAGE) as u64);
+    if pager.mapper().owns(start + offset, end - offset) {
+        discard(pager, page_of(offset), PageCount(((end - offset) / PAGE) as u64));
+        return Ok(());
+    }
+    (offset..end).step_by(PAGE).try_for_each(|at| {
+        if pager.mapper().owns(start + at, PAGE) {
+            discard(pager, page_of(at), PageCount(1));
+            return Ok(());
+        }
+        // SAFETY: the program's own mapping, which it gives advice for.
+        unsafe { vm::drop_content(start + at, PAGE) }
+    })
+}
 
 /// Makes `count` pages from `first` read as zero: frames, slots and pending writes go.
 pub(crate) fn discard(pager: &Pager, first: PageId, count: PageCount) {
     let (memory, end) = (pager.memory(), PageId(first.0 + count.0));
-    let per_chunk = (CHUNK / pager.page_bytes()) as u64;
+    let per_chunk = CHUNK_PAGES as u64;
     let mut next = first;
     while next < end {
         let part_end = PageId(((next.0 / per_chunk + 1) * per_chunk).min(end.0));
         let chunk = pager.table().chunk_of(next);
         let _blocked = SignalsBlocked::new();
-        let len = (part_end.0 - next.0) as usize * pager.page_bytes();
+        let len = (part_end.0 - next.0) as usize * PAGE;
         let owned = pager.mapper().owns(pager.table().addr(next), len);
         if !owned {
             // Where it is open, the kernel fills what the program has mapped there.
@@ -124,7 +145,7 @@ fn discard_resident_run(pager: &Pager, batch: &[(PageId, Word)]) {
         pager.table().count_unpinned(u64::from(word.pins() > 0));
         pager.publish(page, word, Word::EMPTY);
     }
-    pager.budget().uncharge(ByteCount((taken.len() * pager.page_bytes()) as u64));
+    pager.budget().uncharge(ByteCount((taken.len() * PAGE) as u64));
 }
 
 /// Takes a page seen `Resident` for unmapping; discards it otherwise when it moved on.

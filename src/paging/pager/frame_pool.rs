@@ -14,18 +14,17 @@ use crate::base::sync::{AtomicBool, Ordering};
 use crate::base::units::ByteCount;
 use crate::limit::budget::Budget;
 use crate::limit::manager::Account;
-use crate::paging::config::{Moves, RegionConfig};
+use crate::paging::config::RegionConfig;
 use crate::paging::fault::sched::HandlerSched;
 use crate::paging::managed::Managed;
-use crate::paging::page::BATCH_MAX;
 use crate::paging::page::frames::Frames;
 use crate::paging::page::word::FrameId;
+use crate::paging::page::{BATCH_MAX, CHUNK_PAGES, PAGE, PAGE_SIZE};
 use crate::paging::pager::room::{self, RoomWaiters, Watermarks};
 use crate::paging::pager::slot_charge::SlotCharge;
 use crate::paging::purge::Purge;
 use crate::sys::vm::Discarder;
-use crate::sys::vm::Huge;
-use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE, Piece};
+use crate::sys::vm::{HUGE_PAGE, Piece};
 use std::sync::Arc;
 
 /// Why there is no run of frames to read into.
@@ -40,7 +39,6 @@ pub(in crate::paging) enum NoRun {
 /// Frames, what they are charged to, and the threads that wait for them.
 #[derive(Debug)]
 pub(in crate::paging) struct FramePool {
-    page_bytes: usize,
     staging: Frames,
     discarder: Arc<Discarder>,
     budget: Arc<Budget>,
@@ -48,7 +46,7 @@ pub(in crate::paging) struct FramePool {
     managed: Managed,
     /// Gives back what the heap keeps of freed memory.
     purge: Purge,
-    moves: Moves,
+    moves: bool,
     watermarks: Watermarks,
     waiters: RoomWaiters,
     /// A frame without a charge of its own uses the one that is kept for copies. Only the evictor
@@ -58,32 +56,28 @@ pub(in crate::paging) struct FramePool {
 }
 
 impl FramePool {
-    /// Frames for pages of `config.page` under `budget`, all empty.
+    /// Frames under `budget`, all empty.
     ///
     /// # Errors
     /// When the address space cannot be reserved.
     pub(super) fn new(
         config: &RegionConfig,
-        moves: Moves,
+        moves: bool,
         account: Option<Account>,
         discarder: Arc<Discarder>,
         sched: Arc<HandlerSched>,
     ) -> Result<FramePool> {
         let own = || Arc::new(Budget::new(config.limit));
         let budget = account.as_ref().map_or_else(own, |account| Arc::clone(account.budget()));
-        let page_bytes = config.page.as_usize();
-        // Open chunks use huge pages; staging frames only where a page is one.
-        let huge = if page_bytes >= HUGE_PAGE { Huge::Yes } else { Huge::No };
-        let (singles, runs) = (frame_count(config.page, budget.limit()), run_count(budget.limit()));
+        let (singles, runs) = (frame_count(budget.limit()), run_count(budget.limit()));
         Ok(FramePool {
-            page_bytes,
-            staging: Frames::new(singles, runs, page_bytes, huge)?,
+            staging: Frames::new(singles, runs)?,
             discarder,
             budget,
             managed: Managed::new(account),
             purge: Purge::new(),
             moves,
-            watermarks: Watermarks::new(config.page),
+            watermarks: Watermarks::new(),
             waiters: RoomWaiters::new(config, sched)?,
             copy_charge_lent: AtomicBool::new(false),
             slot_charge: SlotCharge::default(),
@@ -120,13 +114,9 @@ impl FramePool {
         &self.watermarks
     }
 
-    /// Which way pages are installed and taken out.
-    pub(in crate::paging) fn moves(&self) -> Moves {
+    /// True if pages are taken out by MOVE, else by write-protect, copy and DONTNEED.
+    pub(in crate::paging) fn moves(&self) -> bool {
         self.moves
-    }
-
-    pub(in crate::paging) fn page_size(&self) -> ByteCount {
-        ByteCount(self.page_bytes as u64)
     }
 
     /// Bytes that fills can take without evicting: unused budget and spare frames.
@@ -146,21 +136,21 @@ impl FramePool {
     /// Bytes of the limit that fills leave free. Evicting by copy needs a frame before it frees a page.
     pub(in crate::paging) fn headroom(&self) -> ByteCount {
         const PAGES: u64 = 8;
-        if self.moves.evict { ByteCount::ZERO } else { ByteCount(PAGES * self.page_size().0) }
+        if self.moves { ByteCount::ZERO } else { ByteCount(PAGES * PAGE_SIZE.0) }
     }
 
     /// Charges one page more than there is, for as long as the region exists. A page that cannot be
     /// moved out is copied, and is in memory twice for a moment; without this, a full region would
-    /// exceed its limit then (by all of its tables with pages of 2 MiB), or could evict nothing.
+    /// exceed its limit then, or could evict nothing.
     /// Under a manager it is part of what the region keeps for itself, which others make room for.
     ///
     /// # Errors
     /// [`Error::LimitTooSmall`] when the limit has no room for it.
     pub(in crate::paging) fn keep_copy_charge(&self) -> Result<()> {
-        if self.managed.account().is_some() || self.budget.try_charge(self.page_size()) {
+        if self.managed.account().is_some() || self.budget.try_charge(PAGE_SIZE) {
             return Ok(());
         }
-        let minimum = ByteCount(self.budget.charged().0 + self.page_size().0);
+        let minimum = ByteCount(self.budget.charged().0 + PAGE_SIZE.0);
         Err(Error::LimitTooSmall { limit: self.budget.limit(), minimum })
     }
 
@@ -168,7 +158,7 @@ impl FramePool {
     /// way, and for slots which cannot be given out yet.
     pub(in crate::paging) fn charged_ahead(&self) -> u64 {
         let is_lent = self.copy_charge_lent.load(Ordering::Relaxed);
-        self.slot_charge.kept().0 + if is_lent { 0 } else { self.page_size().0 }
+        self.slot_charge.kept().0 + if is_lent { 0 } else { PAGE_SIZE.0 }
     }
 
     /// Bytes above what the limit allows while nothing is under way.
@@ -188,7 +178,7 @@ impl FramePool {
         const SPARES_MIN: usize = 8;
         let spares = |least| self.staging.take_spares(least, most);
         let charged = || {
-            let bytes = |count| ByteCount((count * self.page_bytes) as u64);
+            let bytes = |count| ByteCount((count * PAGE) as u64);
             let charges = |count: &usize| self.charge_leaving(bytes(*count), headroom);
             let charged = [most, 1].into_iter().find(charges)?;
             let taken = self.staging.take_empties(charged);
@@ -213,18 +203,15 @@ impl FramePool {
         }
     }
 
-    /// True if a frame's memory becomes the page's, by MOVE, when it is installed. Runs of frames
-    /// are huge pages, which COPY cannot build.
+    /// True if a frame's memory becomes the page's, by MOVE, when it is installed. Runs of frames are huge pages, which
+    /// COPY cannot build. Of a single frame the kernel would clear new memory, which costs more than to copy.
     pub(in crate::paging) fn moves_in(&self, frame: FrameId) -> bool {
-        self.moves.fill || self.staging.run_of(frame).is_some()
+        self.staging.run_of(frame).is_some()
     }
 
-    /// Takes what fills of one to `most` pages need: neighbouring frames, and with COPY charges for the pages as well.
+    /// Takes what fills of one to `most` pages need: neighbouring frames, and charges for the pages as well.
     pub(in crate::paging) fn reserve_fills(&self, most: usize) -> Option<(FrameId, usize)> {
         let (first, count) = self.charged_frames(most, self.headroom())?;
-        if self.moves.fill {
-            return Some((first, count));
-        }
         let charged = [count, 1].into_iter().find(|count| self.charge_pages(*count)).unwrap_or(0);
         self.recycle(FrameId(first.0 + charged as u32), count - charged);
         (charged > 0).then_some((first, charged))
@@ -233,19 +220,19 @@ impl FramePool {
     /// Bytes of the limit that pages without a slot cannot have.
     pub(in crate::paging) fn reserve(&self) -> ByteCount {
         let high = self.watermarks.high();
-        ByteCount(high.max(self.headroom().0 + 2 * self.page_size().0))
+        ByteCount(high.max(self.headroom().0 + 2 * PAGE_SIZE.0))
     }
 
     /// True if fresh pages may still be mapped. They leave some room, because they cannot be
     /// evicted while the device is full: pages that have a slot come and go through it, so that
     /// what was written stays readable.
     pub(in crate::paging) fn has_room_for_fresh(&self) -> bool {
-        self.available() >= self.watermarks.for_fresh().0 + self.page_size().0
+        self.available() >= self.watermarks.for_fresh().0 + PAGE_SIZE.0
     }
 
     /// Charges pages; a spare frame gives way when the limit is reached.
     pub(in crate::paging) fn charge_pages(&self, count: usize) -> bool {
-        let bytes = ByteCount((count * self.page_bytes) as u64);
+        let bytes = ByteCount((count * PAGE) as u64);
         let headroom = self.headroom();
         if self.charge_leaving(bytes, headroom) {
             return true;
@@ -258,7 +245,7 @@ impl FramePool {
     /// Returns what [`reserve_fills`](Self::reserve_fills) took for a page, unused.
     pub(in crate::paging) fn cancel_fill(&self, frame: FrameId) {
         if !self.moves_in(frame) {
-            self.budget.uncharge(self.page_size());
+            self.budget.uncharge(PAGE_SIZE);
         }
         self.recycle(frame, 1);
     }
@@ -269,10 +256,9 @@ impl FramePool {
         // Each saves new memory of the kernel, 1.4 us for 4 KiB (book/src/measurements/fault_rates.md), which no page can
         // have meanwhile.
         const SPARE_BYTES_MAX: usize = 1 << 20;
-        // Where fills carry the memory off into the region, none would be left as spare.
-        let keeps = !self.moves.fill && self.managed.deficit() == 0;
-        let most = (SPARE_BYTES_MAX / self.page_bytes).clamp(1, self.staging.singles() / 2);
-        let worth = (self.watermarks.evict_below() as usize / self.page_bytes).clamp(1, most);
+        let keeps = self.managed.deficit() == 0;
+        let most = (SPARE_BYTES_MAX / PAGE).clamp(1, self.staging.singles() / 2);
+        let worth = (self.watermarks.evict_below() as usize / PAGE).clamp(1, most);
         let is_single = self.staging.run_of(first).is_none();
         let room = worth.saturating_sub(self.staging.spare_len());
         let kept = if keeps && is_single { count.min(room) } else { 0 };
@@ -290,7 +276,7 @@ impl FramePool {
     /// frees many frames, neighbours as one range: a run that comes back whole is still the huge
     /// page that it was. Frames that the pages were copied to are recycled.
     pub(in crate::paging) fn give_back(&self, frames: &mut Vec<FrameId>) {
-        if !self.moves.evict {
+        if !self.moves {
             return frames.drain(..).for_each(|frame| self.recycle(frame, 1));
         }
         frames.sort_unstable();
@@ -299,14 +285,14 @@ impl FramePool {
         for at in 0..frames.len() {
             let follows = at > from && frames[at - 1].0 + 1 == frames[at].0;
             if follows {
-                pieces[count - 1].grow(self.page_bytes);
+                pieces[count - 1].grow(PAGE);
                 continue;
             }
             if count == BATCH_MAX {
                 self.free_frames(&frames[from..at], &pieces);
                 (from, count) = (at, 0);
             }
-            pieces[count] = Piece::new(self.staging.addr(frames[at]), self.page_bytes);
+            pieces[count] = Piece::new(self.staging.addr(frames[at]), PAGE);
             count += 1;
         }
         self.free_frames(&frames[from..], &pieces[..count]);
@@ -323,12 +309,11 @@ impl FramePool {
         // Else they are lost to the lists, charge and all, which is safe.
         if freed.is_ok() {
             self.staging.put_empties(frames);
-            self.uncharge_freed((frames.len() * self.page_bytes) as u64);
+            self.uncharge_freed((frames.len() * PAGE) as u64);
         }
     }
 
-    /// Exchanges the memory of a whole run of frames, or of a frame that is huge itself, for a fresh
-    /// huge page, and lists it as spare. `false`: the kernel refused, and nothing has changed. To
+    /// Exchanges the memory of a whole run of frames for a fresh huge page, and lists it as spare. `false`: the kernel refused, and nothing has changed. To
     /// write over the old memory would be cheaper (the kernel clears the new), but see `page::frames`.
     pub(in crate::paging) fn renew(&self, first: FrameId) -> bool {
         let piece = Piece::new(self.staging.addr(first), HUGE_PAGE);
@@ -337,10 +322,7 @@ impl FramePool {
             return false;
         }
         self.staging.touch(first);
-        match self.staging.run_of(first) {
-            Some(_) => self.staging.spare_runs().put(first),
-            None => self.staging.put_spares([first].into_iter()),
-        }
+        self.staging.spare_runs().put(first);
         true
     }
 
@@ -356,9 +338,7 @@ impl FramePool {
             self.staging.touch(first);
             return Ok(first);
         }
-        (first.0..)
-            .take(self.staging.run_frames())
-            .for_each(|n| self.staging.put_empty(FrameId(n)));
+        (first.0..).take(CHUNK_PAGES).for_each(|n| self.staging.put_empty(FrameId(n)));
         Err(NoRun::Starved)
     }
 
@@ -380,14 +360,14 @@ impl FramePool {
     /// Frees the memory and the charge of a spare run; returns how many bytes that were.
     pub(in crate::paging) fn free_spare_run(&self) -> u64 {
         let Some(first) = self.staging.spare_runs().take() else { return 0 };
-        self.free(first, self.staging.run_frames());
+        self.free(first, CHUNK_PAGES);
         HUGE_PAGE as u64
     }
 
     /// Frees the memory and the charge of neighbouring frames, a run of them at most.
     pub(in crate::paging) fn free(&self, first: FrameId, count: usize) {
-        let piece = Piece::new(self.staging.addr(first), count * self.page_bytes);
-        let mut frames = [first; HUGE_PAGE / KERNEL_PAGE];
+        let piece = Piece::new(self.staging.addr(first), count * PAGE);
+        let mut frames = [first; CHUNK_PAGES];
         frames.iter_mut().zip(first.0..).for_each(|(frame, n)| *frame = FrameId(n));
         self.free_frames(&frames[..count], &[piece]);
     }
@@ -420,7 +400,7 @@ impl FramePool {
     /// Neighbouring frames to take the content of at most `most` pages out to: the first, and how
     /// many.
     pub(in crate::paging) fn frames_for_eviction(&self, most: usize) -> Option<(FrameId, usize)> {
-        if self.moves.evict {
+        if self.moves {
             self.staging.take_empties(most).or_else(|| {
                 // All are spare: after an eviction that nobody needed the room of.
                 self.free(self.staging.take_spare()?, 1);
@@ -443,8 +423,8 @@ impl FramePool {
 
     /// Returns the charge that a copy would have needed.
     pub(in crate::paging) fn uncharge_copy(&self) {
-        if !self.moves.evict {
-            self.budget.uncharge(self.page_size());
+        if !self.moves {
+            self.budget.uncharge(PAGE_SIZE);
         }
     }
 
@@ -472,29 +452,22 @@ impl FramePool {
     /// page's from now on, and what was lent is back.
     pub(in crate::paging) fn charge_copied(&self) {
         if !self.copy_charge_lent.swap(false, Ordering::Relaxed) {
-            self.budget.uncharge(self.page_size());
+            self.budget.uncharge(PAGE_SIZE);
         }
     }
 }
 
-/// Pages that wait in the standby line of a region: a sixteenth of the limit, within bounds. A page that
-/// is a huge page does not wait.
-pub(in crate::paging) fn standby_count(page: ByteCount, limit: ByteCount) -> usize {
+/// Pages that wait in the standby line of a region: a sixteenth of the limit, within bounds.
+pub(in crate::paging) fn standby_count(limit: ByteCount) -> usize {
     const PAGES_MAX: usize = 8192;
-    let is_huge = page.as_usize() >= HUGE_PAGE;
-    if is_huge { 0 } else { (limit.as_usize() / 16 / page.as_usize()).min(PAGES_MAX) }
+    (limit.as_usize() / 16 / PAGE).min(PAGES_MAX)
 }
 
 /// Staging frames of a region: a quarter of the limit, within bounds.
-fn frame_count(page: ByteCount, limit: ByteCount) -> usize {
-    const FRAMES_MIN: usize = 16;
+fn frame_count(limit: ByteCount) -> usize {
     // Beside the standby line.
     const FRAMES_MAX: usize = 1024;
-    const BYTES_MAX: usize = 256 << 20;
-    let page = page.as_usize();
-    let quarter = limit.as_usize() / 4 / page;
-    let most = FRAMES_MAX + standby_count(ByteCount(page as u64), limit);
-    quarter.clamp(FRAMES_MIN, most).min((BYTES_MAX / page).max(FRAMES_MIN))
+    (limit.as_usize() / 4 / PAGE).min(FRAMES_MAX + standby_count(limit))
 }
 
 /// Maximum number of runs of frames.

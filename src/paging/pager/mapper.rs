@@ -11,14 +11,15 @@
 
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicBool, AtomicU64, Ordering};
-use crate::paging::config::{FaultMode, Install, Moves, RegionConfig};
+use crate::paging::config::{FaultMode, Install, RegionConfig};
 use crate::paging::diagnostics;
+use crate::paging::page::PAGE;
 use crate::paging::page::gaps::Gaps;
 use crate::paging::pager::pieces::{self, FarParts};
 use crate::sys;
 use crate::sys::pagemap::{NO_PAGE_MAP, Pagemap};
 use crate::sys::uffd::{Message, Outcome, Protect, Uffd, Wake, feature};
-use crate::sys::vm::{Discarder, HUGE_PAGE, Huge, KERNEL_PAGE, Mapping, Piece, make_own};
+use crate::sys::vm::{Discarder, Huge, Mapping, Piece, make_own};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,7 +27,6 @@ use std::time::{Duration, Instant};
 /// How far memory was moved.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::paging) struct Moved {
-    /// Of whole pages.
     pub(in crate::paging) bytes: usize,
     /// The kernel moves nothing there by one call, used or not: there are several mappings, or holes, or the
     /// program has protected a part of it, or mapped something over it.
@@ -39,7 +39,6 @@ pub(in crate::paging) struct Mapper {
     uffd: Uffd,
     gaps: Gaps,
     discarder: Arc<Discarder>,
-    page_bytes: usize,
     in_thread: bool,
     /// Reads as zero, never written: the source of zero fills by COPY.
     zeros: Mapping,
@@ -51,12 +50,11 @@ pub(in crate::paging) struct Mapper {
 }
 
 impl Mapper {
-    /// Opens a userfaultfd; says how pages are to come and go by it.
+    /// Opens a userfaultfd; returns with it whether pages leave by MOVE.
     ///
     /// # Errors
     /// Without permission for userfaultfd, or where the kernel cannot do what is asked for.
-    pub(super) fn new(config: &RegionConfig) -> Result<(Mapper, Moves)> {
-        let page_bytes = config.page.as_usize();
+    pub(super) fn new(config: &RegionConfig) -> Result<(Mapper, bool)> {
         let in_thread = config.mode == FaultMode::InThread;
         let required = if in_thread { feature::SIGBUS } else { 0 };
         let copies = config.install == Install::Copy;
@@ -66,17 +64,16 @@ impl Mapper {
             feature::THREAD_ID | feature::EVENT_REMAP | newer,
             config.kernel_faults_required,
         )?;
-        let moves = config.install.resolve(page_bytes, uffd.has(feature::MOVE))?;
-        if !moves.evict {
+        let moves = !copies && uffd.has(feature::MOVE);
+        if !moves {
             diagnostics::leaves_by_copy();
         }
         let mapper = Mapper {
             uffd,
             gaps: Gaps::default(),
             discarder: Arc::new(Discarder::new()),
-            page_bytes,
             in_thread,
-            zeros: Mapping::reserve(page_bytes, page_bytes, Huge::No)?,
+            zeros: Mapping::reserve(PAGE, PAGE, Huge::No)?,
             map_fails_since: AtomicU64::new(0),
             began: Instant::now(),
             has_forked: AtomicBool::new(false),
@@ -102,7 +99,7 @@ impl Mapper {
             return Ok(false);
         }
         let here = self.zeros.addr();
-        let knows = |map: &Pagemap| map.next_present(here, here + KERNEL_PAGE).is_ok();
+        let knows = |map: &Pagemap| map.next_present(here, here + PAGE).is_ok();
         let map = self.uffd.pagemap().ok_or(NO_PAGE_MAP)?;
         Ok(self.uffd.has(feature::MOVE) && knows(map))
     }
@@ -148,7 +145,7 @@ impl Mapper {
             return; // Faults are signals there: nobody waits.
         }
         // A failed wake means the range is not registered any more: nobody can wait there.
-        drop(self.uffd.wake(start, self.page_bytes));
+        drop(self.uffd.wake(start, PAGE));
     }
 
     // What is far memory.
@@ -287,37 +284,36 @@ impl Mapper {
         unsafe { self.uffd.copy(start, content, len, protect, wake) }
     }
 
-    /// Copies what of the page at `start` is not mapped yet from `content`.
+    /// Copies `content` to the missing page at `start`.
     ///
     /// # Errors
-    /// When nothing of the page is mapped, because the kernel is out of memory or the program has
-    /// unmapped the range.
+    /// When the kernel is out of memory or the program has unmapped the page.
     ///
     /// # Safety
-    /// The page is `Moving` by this thread, and missing but for the first `mapped` bytes; `content`
-    /// is what it holds, and `page_bytes` long.
-    pub(in crate::paging) unsafe fn copy_rest(
+    /// The page is `Moving` by this thread; `content` is what it holds, and a page long.
+    pub(in crate::paging) unsafe fn copy_page(
         &self,
         start: usize,
         content: *const u8,
-        mapped: usize,
         protect: Protect,
     ) -> Result<()> {
-        let len = self.page_bytes;
         // SAFETY: the caller's promise.
-        unsafe { pieces::copy_rest(&self.uffd, start, content, mapped, len, protect) }
+        match unsafe { self.uffd.copy(start, content, PAGE, protect, Wake::No) } {
+            Outcome::Done => Ok(()),
+            refused => Err(pieces::install_error(refused)),
+        }
     }
 
     /// Copies zeros to the missing page at `start`.
     ///
     /// # Errors
-    /// As [`copy_rest`](Self::copy_rest).
+    /// As [`copy_page`](Self::copy_page).
     ///
     /// # Safety
     /// The page is `Moving` by this thread.
     pub(in crate::paging) unsafe fn copy_zeros(&self, start: usize) -> Result<()> {
         // SAFETY: the caller's promise; `zeros` is never written.
-        unsafe { self.copy_rest(start, self.zeros.as_ptr(), 0, Protect::No) }
+        unsafe { self.copy_page(start, self.zeros.as_ptr(), Protect::No) }
     }
 
     /// Maps the zero page at an address and wakes the threads that wait for it.
@@ -326,7 +322,7 @@ impl Mapper {
     /// A page that is missing there reads as zero.
     pub(in crate::paging) unsafe fn map_zero_page(&self, addr: usize) -> Outcome {
         // SAFETY: the caller's promise.
-        unsafe { self.uffd.zeropage(addr, KERNEL_PAGE, Wake::Yes) }
+        unsafe { self.uffd.zeropage(addr, PAGE, Wake::Yes) }
     }
 
     /// Notes that a page could not be mapped; whether none could for `deadline`.
@@ -344,17 +340,6 @@ impl Mapper {
     pub(in crate::paging) fn note_mapped(&self) {
         if self.map_fails_since.load(Ordering::Relaxed) != 0 {
             self.map_fails_since.store(0, Ordering::Relaxed);
-        }
-    }
-
-    /// Removes the page tables that small pages have left where huge ones are to be mapped, which
-    /// this thread alone may do: MOVE would take those apart, and leave page tables where they
-    /// were. (The kernel frees them from Linux 6.14 on.)
-    pub(in crate::paging) fn clear_way(&self, start: usize, len: usize) {
-        if self.page_bytes >= HUGE_PAGE && self.owns(start, len) {
-            // SAFETY: nothing is mapped there: the page is missing, or the frame is empty, and
-            // this thread's.
-            drop(unsafe { self.discarder.discard(&[Piece::new(start, len)]) });
         }
     }
 
@@ -391,22 +376,6 @@ impl Mapper {
         }
     }
 
-    /// Moves the page at `src`, `Moving` by this thread and without holes, to an empty frame at `dst` by `act`, one
-    /// mapping of the kernel's after the other. `false`: all of it is where it was.
-    ///
-    /// # Safety
-    /// As for `Uffd::move_pages`.
-    pub(in crate::paging) unsafe fn move_pieces(
-        &self,
-        dst: usize,
-        src: usize,
-        act: impl FnMut(usize, usize, usize) -> Outcome,
-    ) -> bool {
-        // SAFETY: the caller's promise.
-        let moved = unsafe { pieces::move_out(&self.uffd, dst, src, self.page_bytes, act) };
-        moved.unwrap_or_else(|error| half_out(&error))
-    }
-
     /// Puts memory that was just moved out back to where it came from, which is missing.
     pub(in crate::paging) fn move_back(&self, from: usize, to: usize, len: usize) {
         // SAFETY: the memory goes back to where it was, for which this thread still answers.
@@ -436,7 +405,7 @@ impl Mapper {
     /// # Errors
     /// When the program has unmapped a part of it.
     pub(in crate::paging) fn forbid_writes(&self, start: usize) -> Result<()> {
-        self.uffd.forbid_writes(start, self.page_bytes)
+        self.uffd.forbid_writes(start, PAGE)
     }
 
     /// Lifts the write protection of the pages at `start`, as far as they are far memory.
@@ -448,34 +417,20 @@ impl Mapper {
         pieces::each(&self.uffd, start, len, |start, len| self.uffd.allow_writes(start, len))
     }
 
-    /// Maps zeros where the page at `start`, `Moving` by this thread, has holes: the program has dropped parts of
-    /// it (`MADV_DONTNEED`). To read one would be to wait for a handler, which waits for the page.
-    pub(in crate::paging) fn fill_holes(&self, start: usize) -> bool {
-        let mut there = [false; HUGE_PAGE / KERNEL_PAGE];
-        let there = &mut there[..self.page_bytes / KERNEL_PAGE];
-        // Without a page map all parts count as holes; what is there stays.
-        if self.uffd.pagemap().is_some_and(|map| map.scan(start, there).is_err()) {
+    /// Maps zeros where the page at `start`, `Moving` by this thread, is missing: the program has dropped it
+    /// (`MADV_DONTNEED`). To read it would be to wait for a handler, which waits for the page.
+    pub(in crate::paging) fn fill_hole(&self, start: usize) -> bool {
+        let mut there = [false];
+        // Without a page map it counts as missing; what is there stays.
+        if self.uffd.pagemap().is_some_and(|map| map.scan(start, &mut there).is_err()) {
             return false;
         }
-        there.iter().enumerate().filter(|(_, there)| !**there).all(|(unit, _)| {
-            let unit = start + unit * KERNEL_PAGE;
-            // SAFETY: what the program has dropped reads as zero.
-            let filled = unsafe { self.uffd.zeropage(unit, KERNEL_PAGE, Wake::No) };
-            matches!(filled, Outcome::Done | Outcome::Present { .. })
-        })
-    }
-
-    /// Maps zeros where a part of a page, `Moving` by this thread, was just dropped. `false`: some of it is a hole.
-    pub(in crate::paging) fn fill_dropped(&self, part: Piece) -> bool {
-        let fill = |start, len| {
-            // SAFETY: what the program has dropped reads as zero.
-            unsafe { self.uffd.zeropage(start, len, Wake::No) }
-        };
-        // The kernel fills one of its areas at a time.
-        fill(part.start(), part.len()) == Outcome::Done
-            || (part.start()..part.start() + part.len()).step_by(KERNEL_PAGE).all(|unit| {
-                matches!(fill(unit, KERNEL_PAGE), Outcome::Done | Outcome::Present { .. })
-            })
+        if there[0] {
+            return true;
+        }
+        // SAFETY: what the program has dropped reads as zero.
+        let filled = unsafe { self.uffd.zeropage(start, PAGE, Wake::No) };
+        matches!(filled, Outcome::Done | Outcome::Present { .. })
     }
 
     // Lost pages.
@@ -491,26 +446,16 @@ impl Mapper {
     /// The page is missing and its content is lost.
     pub(in crate::paging) unsafe fn poison(&self, start: usize) -> Outcome {
         // SAFETY: the caller's promise.
-        let mut outcome = unsafe { self.uffd.poison(start, self.page_bytes) };
-        if let Outcome::Failed { bytes: 0, errno: sys::ENOENT } = outcome {
-            // As in `copy_rest`: in parts, those that the program has unmapped left out.
-            for unit in (start..start + self.page_bytes).step_by(KERNEL_PAGE) {
-                // SAFETY: as above.
-                outcome = match unsafe { self.uffd.poison(unit, KERNEL_PAGE) } {
-                    Outcome::Failed { errno: sys::ENOENT, .. } => Outcome::Done,
-                    other => other,
-                };
-                if outcome != Outcome::Done {
-                    break;
-                }
-            }
+        match unsafe { self.uffd.poison(start, PAGE) } {
+            // The program has unmapped it.
+            pieces::GONE => Outcome::Done,
+            poisoned => poisoned,
         }
-        outcome
     }
 }
 
 /// True if what MOVE did not move can be copied: the kernel uses the frame, or the program has
-/// protected a part of the page, mapped something over it, or unmapped it.
+/// protected the page, mapped something over it, or unmapped it.
 pub(in crate::paging) fn is_copied_then(outcome: Outcome) -> bool {
     matches!(
         outcome,
@@ -518,7 +463,7 @@ pub(in crate::paging) fn is_copied_then(outcome: Outcome) -> bool {
     )
 }
 
-/// Ends the process: a part of a page that stays is missing.
+/// Ends the process: memory that stays is missing.
 fn half_out(error: &Error) -> ! {
-    diagnostics::fatal("half of a page could not be moved back", error)
+    diagnostics::fatal("a part of a chunk could not be moved back", error)
 }

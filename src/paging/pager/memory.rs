@@ -16,6 +16,7 @@ use crate::paging::page::chunks::Chunks;
 use crate::paging::page::frame_meta::FrameOutcome;
 use crate::paging::page::frames::Frames;
 use crate::paging::page::word::{FrameId, PageWord, Word};
+use crate::paging::page::{PAGE, PAGE_SIZE};
 use crate::paging::pager::frame_pool::FramePool;
 use crate::paging::pager::mapper::{Mapper, Moved, is_copied_then};
 use crate::paging::pager::pieces::install_error;
@@ -81,18 +82,14 @@ impl RegionMemory {
         &self.counters
     }
 
-    fn page_bytes(&self) -> usize {
-        self.table.page_bytes()
-    }
-
     /// True if chunks that a stream leads to are read whole, into runs of frames.
     pub(in crate::paging) fn reads_chunks(&self) -> bool {
-        self.pool.moves().evict && !self.mapper.is_in_thread() && self.frames().has_runs()
+        self.pool.moves() && !self.mapper.is_in_thread() && self.frames().has_runs()
     }
 
     /// True if a page is far memory, all of it.
     pub(in crate::paging) fn owns_page(&self, page: PageId) -> bool {
-        self.mapper.owns(self.table.addr(page), self.page_bytes())
+        self.mapper.owns(self.table.addr(page), PAGE)
     }
 
     /// True if nothing is mapped at an address. Without a page map that is found out by filling it.
@@ -104,27 +101,24 @@ impl RegionMemory {
 
     /// Maps far memory without content where a page is.
     pub(in crate::paging) fn map_anew(&self, page: PageId) -> Result<()> {
-        let register = || self.mapper.register_faults(self.table.addr(page), self.page_bytes());
+        let register = || self.mapper.register_faults(self.table.addr(page), PAGE);
         self.table.map_anew(page, register)
     }
 
     // In.
 
-    /// Copies what of a page is not mapped yet from a frame, which keeps its memory.
+    /// Copies a missing page from a frame, which keeps its memory.
     ///
     /// # Errors
-    /// When the kernel is out of memory and nothing of the page is mapped.
-    pub(in crate::paging) fn copy_rest(
+    /// When the kernel is out of memory.
+    pub(in crate::paging) fn copy_page(
         &self,
         page: PageId,
         frame: FrameId,
-        mapped: usize,
         protect: Protect,
     ) -> Result<()> {
         // SAFETY: the page is `Moving` by this thread, and the frame holds its content.
-        unsafe {
-            self.mapper.copy_rest(self.table.addr(page), self.frames().ptr(frame), mapped, protect)
-        }
+        unsafe { self.mapper.copy_page(self.table.addr(page), self.frames().ptr(frame), protect) }
     }
 
     /// Maps a cooling frame's content back as `page`, which is `Moving` by this thread. Returns
@@ -134,21 +128,18 @@ impl RegionMemory {
         page: PageId,
         frame: FrameId,
     ) -> Result<FrameOutcome> {
-        if !self.pool.moves().evict {
-            return self.copy_rest(page, frame, 0, Protect::No).map(|()| FrameOutcome::Dropped);
+        if !self.pool.moves() {
+            return self.copy_page(page, frame, Protect::No).map(|()| FrameOutcome::Dropped);
         }
         let (dst, src) = (self.table.addr(page), self.frames().addr(frame));
-        self.mapper.clear_way(dst, self.page_bytes());
         // SAFETY: the page is missing and this thread alone may fill it; the frame holds its
         // content and nobody else moves it.
-        let outcome = unsafe { self.move_memory(dst, src, self.page_bytes(), Wake::No) };
-        let moved = outcome.bytes_of(self.page_bytes());
+        let outcome = unsafe { self.move_memory(dst, src, PAGE, Wake::No) };
         if outcome != Outcome::Done {
-            // A page half of which is mapped cannot cool on: threads may write to that half.
-            if moved == 0 && !is_copied_then(outcome) {
+            if !is_copied_then(outcome) {
                 return Err(install_error(outcome));
             }
-            self.copy_rest(page, frame, moved, Protect::No)?;
+            self.copy_page(page, frame, Protect::No)?;
         }
         Ok(FrameOutcome::MovedBack)
     }
@@ -160,15 +151,7 @@ impl RegionMemory {
         let (dst, src) = (self.table.addr(page), self.frames().addr(frame));
         // SAFETY: the page is missing and this thread alone may fill it; the frame holds its
         // content.
-        let outcome = unsafe { self.move_memory(dst, src, self.page_bytes(), Wake::No) };
-        let bytes = outcome.bytes_of(self.page_bytes());
-        let is_back = outcome == Outcome::Done;
-        if !is_back && bytes > 0 {
-            self.mapper.move_back(dst, src, bytes);
-            // A part of it was in the region for a moment: somebody may read it for long.
-            self.frames().spare_runs().set_filled(frame, false);
-        }
-        is_back
+        unsafe { self.move_memory(dst, src, PAGE, Wake::No) == Outcome::Done }
     }
 
     /// Maps the content of neighbouring frames, from `frame` on, as `count` pages from `first` on, which are `Moving` by
@@ -186,7 +169,7 @@ impl RegionMemory {
         wake: Wake,
     ) -> Result<(usize, Protect)> {
         let (dst, src) = (self.table.addr(first), self.frames().addr(frame));
-        let len = count * self.page_bytes();
+        let len = count * PAGE;
         let by_move = self.pool.moves_in(frame);
         let outcome = if by_move {
             self.clear_way(dst, len);
@@ -213,37 +196,32 @@ impl RegionMemory {
         if mapped == 0 && !is_copied_then(outcome) {
             return Err(install_error(outcome));
         }
-        let (whole, part) = (mapped / self.page_bytes(), mapped % self.page_bytes());
-        match by_move {
-            true => (frame.0..).take(whole).for_each(|n| self.frames().put_empty(FrameId(n))),
-            false => self.pool.recycle(frame, whole),
-        }
-        if whole > 0 && part == 0 {
+        let whole = mapped / PAGE;
+        if whole > 0 {
+            match by_move {
+                true => (frame.0..).take(whole).for_each(|n| self.frames().put_empty(FrameId(n))),
+                false => self.pool.recycle(frame, whole),
+            }
             return Ok((whole, protect));
         }
-        let protect = if by_move && mapped == 0 { Protect::Yes } else { protect };
-        let (page, frame) = (PageId(first.0 + whole as u64), FrameId(frame.0 + whole as u32));
-        // A page half of which is mapped cannot be tried again: nor can it be unmapped, for
-        // threads may have written to that half.
-        self.copy_rest(page, frame, part, protect)?;
+        let protect = if by_move { Protect::Yes } else { protect };
+        self.copy_page(first, frame, protect)?;
         if wake == Wake::Yes {
-            self.wake(page);
+            self.wake(first);
         }
         match by_move {
             // The page is mapped, whatever becomes of the frame's memory.
             true => drop(self.frames().release(frame)),
             false => self.pool.recycle(frame, 1),
         }
-        Ok((whole + 1, protect))
+        Ok((1, protect))
     }
 
     /// Clears the way for a MOVE of `len` bytes to `dst`, where nothing is mapped. A chunk can be moved as the huge page
     /// that it is to where there is no page table. One that small pages have left behind goes with them (Linux 6.14);
     /// before that, MOVE takes the huge page apart.
     fn clear_way(&self, dst: usize, len: usize) {
-        if len < HUGE_PAGE || self.page_bytes() >= HUGE_PAGE {
-            self.mapper.clear_way(dst, self.page_bytes());
-        } else if self.mapper.owns(dst, len) {
+        if len >= HUGE_PAGE && self.mapper.owns(dst, len) {
             // SAFETY: nothing is mapped there: all pages are `Moving` by this thread and missing.
             drop(unsafe { self.mapper.discard(&[Piece::new(dst, len)]) });
         }
@@ -255,32 +233,13 @@ impl RegionMemory {
     /// # Errors
     /// When the kernel is out of memory: the page is still missing.
     pub(in crate::paging) fn install_zeros(&self, page: PageId) -> Result<bool> {
-        if !self.pool.has_room_for_fresh() {
-            return Ok(false);
-        }
-        // COPY would build small pages.
-        let only_huge = self.pool.moves().fill && self.page_bytes() >= HUGE_PAGE;
-        if only_huge && let Some(frame) = self.pool.charged_frame(self.pool.headroom()) {
-            // Fresh memory, for spare frames of this size are and empty ones get some.
-            if let Err(error) = self.frames().populate(frame) {
-                self.pool.recycle(frame, 1);
-                return Err(error);
-            }
-            return match self.install((page, frame, 1), Protect::No, Wake::No) {
-                Ok(_) => Ok(true),
-                Err(error) => {
-                    self.pool.recycle(frame, 1);
-                    Err(error)
-                }
-            };
-        }
-        if only_huge || !self.pool.charge_pages(1) {
+        if !self.pool.has_room_for_fresh() || !self.pool.charge_pages(1) {
             return Ok(false);
         }
         // SAFETY: the page is missing and `Moving` by this thread; `zeros` is never written.
         let copied = unsafe { self.mapper.copy_zeros(self.table.addr(page)) };
         if copied.is_err() {
-            self.pool.budget().uncharge(self.table.page_size());
+            self.pool.budget().uncharge(PAGE_SIZE);
         }
         copied.map(|()| true)
     }
@@ -294,12 +253,11 @@ impl RegionMemory {
         if map.scan(start, &mut there).is_ok() && there[0] {
             diagnostics::broken(format_args!(
                 "{page} at {:#x}, {:?}, is mapped from byte {bytes} on although it was missing \
-                 (in-thread: {}, by move: {} in, {} out)",
+                 (in-thread: {}, out by move: {})",
                 self.table.addr(page),
                 self.table.word(page).load(),
                 self.mapper.is_in_thread(),
-                self.pool.moves().fill,
-                self.pool.moves().evict,
+                self.pool.moves(),
             ));
         }
     }
@@ -315,25 +273,24 @@ impl RegionMemory {
         frame: FrameId,
         count: usize,
     ) -> Moved {
-        if self.pool.moves().evict {
+        if self.pool.moves() {
             self.take_by_move(first, frame, count)
         } else {
             let taken = self.take_by_copy(first, frame);
-            Moved { bytes: usize::from(taken) * self.page_bytes(), refused: false }
+            Moved { bytes: usize::from(taken) * PAGE, refused: false }
         }
     }
 
     fn take_by_move(&self, first: PageId, frame: FrameId, count: usize) -> Moved {
-        let len = count * self.page_bytes();
-        self.mapper.clear_way(self.frames().addr(frame), len);
+        let len = count * PAGE;
         let mut moved = match self.mapper.owns(self.table.addr(first), len) {
             true => self.move_or_stop(self.frames().addr(frame), self.table.addr(first), len),
             false => Moved { bytes: 0, refused: true },
         };
-        if moved.refused && count == 1 && self.move_in_pieces(first, frame) {
+        if moved.refused && count == 1 && self.move_refused(first, frame) {
             moved.bytes = len;
         }
-        let whole = moved.bytes / self.page_bytes();
+        let whole = moved.bytes / PAGE;
         let end = frame.0 + count as u32;
         (frame.0 + whole as u32..end).for_each(|frame| drop(self.frames().release(FrameId(frame))));
         moved
@@ -352,14 +309,14 @@ impl RegionMemory {
     fn take_by_copy(&self, page: PageId, frame: FrameId) -> bool {
         let protected = self.mapper.forbid_writes(self.table.addr(page)).is_ok();
         let copied = protected
-            && self.mapper.fill_holes(self.table.addr(page))
+            && self.mapper.fill_hole(self.table.addr(page))
             && self.copy_to_frame(page, frame);
         if !copied || !self.owns_page(page) {
             // Where it stays protected although its word does not say so, a write lifts that.
             self.pool.give_copy_frame_back(frame);
             return false;
         }
-        let piece = Piece::new(self.table.addr(page), self.page_bytes());
+        let piece = Piece::new(self.table.addr(page), PAGE);
         // SAFETY: the page is `Moving` by this thread and its content is in the frame.
         unsafe { self.mapper.discard(&[piece]) }
             .expect("MADV_DONTNEED of own anonymous pages succeeds");
@@ -370,8 +327,8 @@ impl RegionMemory {
     /// Copies a page, `Moving` by this thread and without holes, to a frame. `false`: the program has
     /// protected it against reading.
     fn copy_to_frame(&self, page: PageId, frame: FrameId) -> bool {
-        // SAFETY: the frame is this thread's and `page_bytes` long.
-        unsafe { copy_checked(self.table.addr(page), self.frames().ptr(frame), self.page_bytes()) }
+        // SAFETY: the frame is this thread's and a page long.
+        unsafe { copy_checked(self.table.addr(page), self.frames().ptr(frame), PAGE) }
     }
 
     // Either way.
@@ -406,42 +363,27 @@ impl RegionMemory {
         locked
     }
 
-    /// Moves memory of the region out to frames, or of a run of frames to an empty chunk, whole
-    /// pages of it: a page of which only a part could be moved is put together again.
+    /// Moves memory of the region out to frames, or of a run of frames to an empty chunk, as far as that goes.
     pub(in crate::paging) fn move_or_stop(&self, dst: usize, src: usize, len: usize) -> Moved {
         // SAFETY: the pages are `Moving` by this thread, or in a chunk that it latched, and it may
         // unmap them; the frames are empty ones of this thread's. Or the frames are a run of this
         // thread's, and the pages are `Moving` by it and missing.
         let outcome = unsafe { self.move_memory(dst, src, len, Wake::No) };
-        let moved = outcome.bytes_of(len);
         let refused = matches!(outcome, Outcome::Failed { errno: sys::EINVAL | sys::ENOENT, .. });
-        let whole = moved - moved % self.page_bytes();
-        if moved > whole {
-            self.mapper.move_back(dst + whole, src + whole, moved - whole);
-        }
-        Moved { bytes: whole, refused }
+        Moved { bytes: outcome.bytes_of(len), refused }
     }
 
-    /// Moves a page, `Moving` by this thread, out to an empty frame of its own where one MOVE does not: it lies in
-    /// several of the kernel's mappings, has holes, or code may run in a part of it. `false`: it stays as it was.
-    pub(in crate::paging) fn move_in_pieces(&self, page: PageId, frame: FrameId) -> bool {
+    /// Moves a page, `Moving` by this thread, out to an empty frame of its own where MOVE refused it: the program has
+    /// dropped it, or code may run in it. `false`: it stays as it was.
+    fn move_refused(&self, page: PageId, frame: FrameId) -> bool {
         let (dst, src) = (self.frames().addr(frame), self.table.addr(page));
-        if !self.mapper.fill_holes(src) {
-            return false;
-        }
-        let act = |dst, src, len| {
-            // SAFETY: the page is `Moving` by this thread, which may unmap it; the frame is its own and empty.
-            let piece = || unsafe { self.move_memory(dst, src, len, Wake::No) };
-            match piece() {
-                // MOVE wants both sides to have the same protection. To what may not be written nothing helps.
-                Outcome::Failed { bytes: 0, errno: sys::EINVAL } => {
-                    self.frames().while_executable(dst, len, piece)
-                }
-                outcome => outcome,
-            }
-        };
-        // SAFETY: as above.
-        unsafe { self.mapper.move_pieces(dst, src, act) }
+        // SAFETY: the page is `Moving` by this thread, which may unmap it; the frame is its own and empty.
+        let act = || unsafe { self.move_memory(dst, src, PAGE, Wake::No) };
+        // MOVE wants both sides to have the same protection. To what may not be written nothing helps.
+        self.owns_page(page)
+            && self.mapper.fill_hole(src)
+            && (act() == Outcome::Done
+                || self.frames().while_executable(dst, PAGE, act) == Outcome::Done)
     }
 
     // Lost pages.
@@ -449,7 +391,7 @@ impl RegionMemory {
     /// Makes a poisoned page that was discarded usable again.
     pub(in crate::paging) fn unpoison(&self, page: PageId) {
         let mended = if self.mapper.can_poison() && self.owns_page(page) {
-            let piece = Piece::new(self.table.addr(page), self.page_bytes());
+            let piece = Piece::new(self.table.addr(page), PAGE);
             // SAFETY: the page's content is lost already; this clears the marker.
             unsafe { self.mapper.discard(&[piece]) }
         } else {

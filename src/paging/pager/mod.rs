@@ -47,6 +47,7 @@ use crate::paging::evict::arrivals::Residents;
 use crate::paging::fault::sched::HandlerSched;
 use crate::paging::fault::starved::StarvedFaults;
 use crate::paging::fork::state::ForkState;
+use crate::paging::page::PAGE;
 use crate::paging::page::chunks::Chunks;
 use crate::paging::page::frames::Frames;
 use crate::paging::page::word::{PageWord, Word};
@@ -60,7 +61,6 @@ use crate::paging::readahead::Readahead;
 use crate::paging::tables::Tables;
 use crate::store::{OnlyUser, Wipe};
 use crate::sys::signals::FaultLock;
-use crate::sys::vm::KERNEL_PAGE;
 use std::sync::Arc;
 
 /// State that the threads of one region share.
@@ -82,13 +82,12 @@ impl Pager {
         store: OnlyUser,
         account: Option<Account>,
     ) -> Result<Pager> {
-        let page_bytes = config.page.as_usize();
-        let pages = config.span.as_usize() / page_bytes;
+        let pages = config.span.as_usize() / PAGE;
         let (mapper, moves) = Mapper::new(config)?;
         let sched = Arc::new(HandlerSched::new(config.handlers)?);
         let pool = FramePool::new(config, moves, account, mapper.discarder(), Arc::clone(&sched))?;
         let frames = pool.staging();
-        let table = PageTable::new(config.span.as_usize(), page_bytes)?;
+        let table = PageTable::new(config.span.as_usize())?;
         mapper.register_faults(table.start(), table.len())?;
         let (staging, staging_len) = frames.range();
         mapper.register_unwatched(staging, staging_len)?;
@@ -96,7 +95,7 @@ impl Pager {
             table.bind(node)?;
             frames.bind(node)?;
         }
-        let limit = PageCount(config.limit.0 / config.page.0);
+        let limit = PageCount(config.limit.0 / PAGE as u64);
         let residents = Residents::new(PageCount(pages as u64), limit)?;
         let slots = SlotStore::new(config, store)?;
         let may_inherit = config.inherit && config.wipe == Wipe::Off;
@@ -108,17 +107,17 @@ impl Pager {
         }
         Ok(Pager {
             fork: ForkState::new(inherited, inherits.err()),
-            tables: Tables::new(config.span.as_usize(), page_bytes)?,
+            tables: Tables::new(config.span.as_usize())?,
             slots,
             memory: RegionMemory {
                 table,
-                chunks: Chunks::new(config.span.as_usize(), moves.evict)?,
+                chunks: Chunks::new(config.span.as_usize(), moves)?,
                 mapper,
                 pool,
                 policy: FaultLock::new(Rank::Policy, residents),
                 counters: Counters::new(config.handlers)?,
             },
-            readahead: Readahead::new(config.span, config.page, config.readahead)?,
+            readahead: Readahead::new(config.span, config.readahead)?,
             sched,
             health: Health::new(config.deadline),
         })
@@ -211,21 +210,11 @@ impl Pager {
         &self.fork
     }
 
-    // Geometry.
-
-    pub(crate) fn page_bytes(&self) -> usize {
-        self.memory.table.page_bytes()
-    }
+    // Words.
 
     pub(crate) fn word(&self, page: PageId) -> &PageWord {
         self.memory.table.word(page)
     }
-
-    pub(in crate::paging) fn pages_per_chunk(&self) -> u64 {
-        self.memory.table.pages_per_chunk()
-    }
-
-    // Words.
 
     /// Ends this thread's `Moving`, see [`PageTable::publish`].
     pub(crate) fn publish(&self, page: PageId, from: Word, to: Word) {
@@ -237,5 +226,3 @@ impl Pager {
         self.memory.wake(page);
     }
 }
-
-const _: () = assert!(KERNEL_PAGE == 4096);

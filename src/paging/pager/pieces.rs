@@ -2,15 +2,10 @@
 //!
 //! The program splits the mapping of far memory when it gives a part another protection, advice, policy or name
 //! (`mprotect(2)`, `madvise(2)`, `mbind(2)`, `prctl(2)`). One call of userfaultfd's works within one mapping, so a
-//! page that lies in two is moved and copied in pieces. Used by the mapper and by the thread of a child region.
-//!
-//! # Invariants
-//! 1. A page leaves the region in pieces by MOVE only, all of it or nothing: MOVE sees what a device is writing to,
-//!    which a copy does not.
+//! range that lies in two is moved and copied in pieces. Used by the mapper and by the thread of a child region.
 #![expect(unsafe_code, reason = "moves and copies pages of the region")]
 
 use crate::base::error::{Error, Result};
-use crate::paging::diagnostics;
 use crate::sys;
 use crate::sys::uffd::{Outcome, Protect, Uffd, Wake};
 use crate::sys::vm::{self, KERNEL_PAGE};
@@ -69,39 +64,6 @@ impl FarParts {
     }
 }
 
-/// Moves `[src, src + len)` to `dst`, piece by piece; `act` moves one, of a length, to the first of its addresses.
-/// `false`: all of it is where it was.
-///
-/// # Errors
-/// As [`move_back`].
-///
-/// # Safety
-/// As for [`Uffd::move_pages`], in both directions.
-pub(in crate::paging) unsafe fn move_out(
-    uffd: &Uffd,
-    dst: usize,
-    src: usize,
-    len: usize,
-    mut act: impl FnMut(usize, usize, usize) -> Outcome,
-) -> Result<bool> {
-    let mut moved = 0;
-    let stopped = each(uffd, src, len, |from, len| {
-        // Else the program has mapped something over a part.
-        let is_next = from == src + moved;
-        let outcome = if is_next { act(dst + moved, from, len) } else { GONE };
-        moved += outcome.bytes_of(len);
-        if outcome == Outcome::Done { Ok(()) } else { Err(install_error(outcome)) }
-    });
-    if stopped.is_ok() && moved == len {
-        return Ok(true);
-    }
-    if moved > 0 {
-        // SAFETY: the caller's promise.
-        unsafe { move_back(uffd, dst, src, moved) }?;
-    }
-    Ok(false)
-}
-
 /// Puts memory that was just moved out back to `to`, which is missing: by a copy where the program has changed the
 /// protection meanwhile. (No device writes to it: MOVE has taken it.)
 ///
@@ -120,65 +82,23 @@ pub(in crate::paging) unsafe fn move_back(
     each(uffd, to, len, |part, len| {
         let from = from + (part - to);
         // SAFETY: the caller's promise holds for a part.
-        let outcome = unsafe { uffd.move_pages(part, from, len, Wake::Yes) };
-        let done = outcome.bytes_of(len);
+        let done = unsafe { uffd.move_pages(part, from, len, Wake::Yes) }.bytes_of(len);
         moved += done;
-        if done == len {
-            return Ok(());
-        }
-        let content = from as *const u8;
-        // SAFETY: what was not moved is missing there, and holds what the frame does.
-        match unsafe { copy_rest(uffd, part, content, done, len, Protect::No) } {
-            // The program has unmapped it since.
-            Err(Error::Os { errno: sys::ENOENT, .. }) => Ok(()),
-            copied => copied,
-        }
+        (done..len).step_by(KERNEL_PAGE).try_for_each(|at| {
+            let content = (from + at) as *const u8;
+            // SAFETY: what was not moved is missing there, and holds what the frame does.
+            match unsafe { uffd.copy(part + at, content, KERNEL_PAGE, Protect::No, Wake::No) } {
+                // Or the program has unmapped it since.
+                Outcome::Done | GONE => Ok(()),
+                refused => Err(install_error(refused)),
+            }
+        })
     })?;
     if moved < len {
         // SAFETY: the caller's frames, whose content is where it belongs, or is nobody's any more.
         unsafe { vm::drop_content(from, len) }?;
     }
     Ok(())
-}
-
-/// Copies what of `len` bytes at `start` is not mapped yet from `content`.
-///
-/// # Errors
-/// When nothing of them is mapped, because the kernel is out of memory or the program has unmapped the range.
-///
-/// # Safety
-/// The range is this thread's to fill, and missing but for the first `mapped` bytes; `content` is what it holds.
-pub(in crate::paging) unsafe fn copy_rest(
-    uffd: &Uffd,
-    start: usize,
-    content: *const u8,
-    mapped: usize,
-    len: usize,
-    protect: Protect,
-) -> Result<()> {
-    let copy = |from: usize, len: usize| {
-        let (dst, src) = (start + from, content.wrapping_add(from));
-        // SAFETY: the caller's promise holds for a part of what is missing.
-        unsafe { uffd.copy(dst, src, len, protect, Wake::No) }
-    };
-    let mut outcome = copy(mapped, len - mapped).after(mapped);
-    if let Outcome::Failed { bytes, errno: sys::ENOENT } = outcome {
-        // Split, or the program has unmapped a part.
-        let mut there = bytes;
-        for from in (bytes..len).step_by(KERNEL_PAGE) {
-            match copy(from, KERNEL_PAGE) {
-                Outcome::Done | Outcome::Present { .. } => there += KERNEL_PAGE,
-                Outcome::Failed { errno: sys::ENOENT, .. } => {}
-                other => diagnostics::fatal("a page was left half mapped", &install_error(other)),
-            }
-        }
-        outcome = if there > 0 { Outcome::Done } else { outcome };
-    }
-    match outcome {
-        Outcome::Done => Ok(()),
-        Outcome::Failed { bytes: 0, .. } => Err(install_error(outcome)),
-        outcome => diagnostics::fatal("a page was left half mapped", &install_error(outcome)),
-    }
 }
 
 /// Why a page could not be mapped, as an error.

@@ -6,6 +6,7 @@
 use crate::base::deadline::Deadline;
 use crate::base::units::{ByteCount, PageCount};
 use crate::limit::manager::{Reclaim, ReclaimCost};
+use crate::paging::page::{PAGE, PAGE_SIZE};
 use crate::paging::pager::Pager;
 use crate::paging::pager::frame_pool::FramePool;
 use std::time::Duration;
@@ -20,7 +21,7 @@ fn free_spares(pool: &FramePool, want: u64, keep: u64) -> u64 {
     while freed < want && frames.spare_bytes() as u64 > keep {
         if let Some(frame) = frames.take_spare() {
             pool.free(frame, 1);
-            freed += pool.page_size().0;
+            freed += PAGE_SIZE.0;
             continue;
         }
         match pool.free_spare_run() {
@@ -69,7 +70,7 @@ pub(in crate::paging) fn set_limit(pager: &Pager, limit: ByteCount) {
 fn follow_limit(pager: &Pager) {
     let limit = pager.budget().limit();
     pager.pool().watermarks().set(limit);
-    pager.memory().policy().lock().resize(PageCount(limit.0 / pager.page_bytes() as u64));
+    pager.memory().policy().lock().resize(PageCount(limit.0 / PAGE as u64));
     pager.pool().waiters().call_evictor();
 }
 
@@ -104,7 +105,7 @@ impl Reclaim for Pager {
 
     fn describe_held(&self) -> String {
         let mut held = Vec::new();
-        let pinned = self.table().pinned() * self.page_bytes() as u64;
+        let pinned = self.table().pinned() * PAGE as u64;
         if pinned > 0 {
             held.push(format!("{} pinned", ByteCount(pinned)));
         }

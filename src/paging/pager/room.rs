@@ -8,6 +8,7 @@ use crate::paging::config::RegionConfig;
 use crate::paging::fault::sched::HandlerSched;
 use crate::paging::fault::starved::{FAULTS_HELD_MAX, StarvedFaults};
 use crate::paging::page::chunks::CHUNK;
+use crate::paging::page::{PAGE, PAGE_SIZE};
 use crate::paging::waker::Waker;
 use crossbeam_utils::CachePadded;
 use std::sync::Arc;
@@ -15,7 +16,6 @@ use std::sync::Arc;
 /// Bytes that are still available when background eviction starts, and when it stops.
 #[derive(Debug)]
 pub(in crate::paging) struct Watermarks {
-    page: ByteCount,
     low: AtomicU64,
     high: AtomicU64,
     /// While threads wait for room for fresh memory: see [`evict_until`](Self::evict_until).
@@ -27,10 +27,10 @@ pub(in crate::paging) struct Watermarks {
 }
 
 impl Watermarks {
-    pub(super) fn new(page: ByteCount) -> Watermarks {
+    pub(super) fn new() -> Watermarks {
         let [low, high, ahead, in_order] = [const { AtomicU64::new(0) }; 4];
         let [is_ahead, is_in_order] = [const { AtomicBool::new(false) }; 2];
-        Watermarks { page, low, high, ahead, is_ahead, in_order, is_in_order }
+        Watermarks { low, high, ahead, is_ahead, in_order, is_in_order }
     }
 
     /// Bytes still available below which background eviction starts, but for times of
@@ -81,12 +81,12 @@ impl Watermarks {
     /// Sets what follows from the limit.
     pub(in crate::paging) fn set(&self, limit: ByteCount) {
         // Room for what arrives while the evictor answers and the device writes a batch: what waits in the standby
-        // line follows. With a 64th alone, 7,900 of 129,000 faults found none with pages of 16 KiB.
+        // line follows.
         const RESERVE_MAX: u64 = 16 << 20;
         const BATCH: u64 = 64;
-        let page = self.page.0;
+        let page = PAGE as u64;
         let high = (limit.0 / 64).max(BATCH * page).min(limit.0 / 16);
-        let high = high.min(RESERVE_MAX.max(8 * page)).max(2 * page);
+        let high = high.min(RESERVE_MAX);
         self.low.store(high / 2, Ordering::Relaxed);
         self.high.store(high, Ordering::Relaxed);
         // Two writes of 2 MiB in flight do not fill a device of 1 ms (book/src/measurements/fault_rates.md).
@@ -97,7 +97,7 @@ impl Watermarks {
 
     /// Bytes of the limit that fresh pages leave free.
     pub(in crate::paging) fn for_fresh(&self) -> ByteCount {
-        ByteCount(self.low() / 2).max(self.page)
+        ByteCount(self.low() / 2).max(PAGE_SIZE)
     }
 }
 

@@ -11,6 +11,7 @@ use crate::meta::LazyArray;
 use crate::paging::config::RegionConfig;
 use crate::paging::page::frames::Frames;
 use crate::paging::page::word::FrameId;
+use crate::paging::page::{PAGE, PAGE_SIZE};
 use crate::store::{Inherited, OnlyUser, SlotMap, Store};
 use crate::sys;
 use crossbeam_utils::CachePadded;
@@ -18,8 +19,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use twox_hash::XxHash3_128;
 
-/// A 128-bit hash of a page's content.
-pub(in crate::paging) type ContentHash = [u64; 2];
+/// A hash of a page's content, seeded at random: two contents have the same one by a chance of 2^-64.
+pub(in crate::paging) type ContentHash = u64;
 
 /// A region's store, its slots, and the hashes of their contents.
 #[derive(Debug)]
@@ -29,9 +30,8 @@ pub(in crate::paging) struct SlotStore {
     /// Name of the store in errors.
     name: Arc<str>,
     map: SlotMap,
-    page_shift: u32,
     /// Per slot: hash of what was written there.
-    hashes: LazyArray<[AtomicU64; 2]>,
+    hashes: LazyArray<AtomicU64>,
     hash_seed: u64,
     zeros_hash: ContentHash,
     verifies: bool,
@@ -43,18 +43,16 @@ impl SlotStore {
     /// # Errors
     /// When no page fits into the store, or the kernel refuses the mappings.
     pub(super) fn new(config: &RegionConfig, store: OnlyUser) -> Result<SlotStore> {
-        let count = slot_count(config, &*store)?;
+        let count = slot_count(&*store)?;
         // Random, so that content cannot be made to collide ahead of time.
         let hash_seed = sys::random_u64()?;
-        let zeros = vec![0; config.page.as_usize()];
         Ok(SlotStore {
             name: store.name(),
             store,
             map: SlotMap::new(SlotCount(count as u64))?,
-            page_shift: config.page.0.trailing_zeros(),
             hashes: LazyArray::new(count)?,
             hash_seed,
-            zeros_hash: split(XxHash3_128::oneshot_with_seed(hash_seed, &zeros)),
+            zeros_hash: hash_of(hash_seed, &[0; PAGE]),
             verifies: config.checksum,
             transfers: CachePadded::new(AtomicU64::new(0)),
         })
@@ -66,14 +64,13 @@ impl SlotStore {
     /// When the store has none to give, or the kernel refuses the mappings.
     pub(in crate::paging) fn open_in_child(&self) -> Result<SlotStore> {
         let store = self.store.open_in_child()?;
-        let count = store.capacity().as_usize() >> self.page_shift;
+        let count = store.capacity().as_usize() / PAGE;
         let hashes = LazyArray::new(count)?;
         hashes.set_inherited(true)?;
         Ok(SlotStore {
             name: store.name(),
             map: SlotMap::new(SlotCount(count as u64))?,
             store: OnlyUser::in_child(store),
-            page_shift: self.page_shift,
             hashes,
             hash_seed: self.hash_seed,
             zeros_hash: self.zeros_hash,
@@ -117,7 +114,7 @@ impl SlotStore {
 
     /// The error of a read that took too long, or that the device did not even take.
     pub(in crate::paging) fn timed_out(&self, slot: Option<SlotId>) -> Error {
-        self.failed("read", slot, 1 << self.page_shift, sys::ETIMEDOUT)
+        self.failed("read", slot, PAGE as u64, sys::ETIMEDOUT)
     }
 
     /// The error of a slot that holds other bytes than were written there.
@@ -138,7 +135,7 @@ impl SlotStore {
 
     /// Where a slot lies on the store.
     pub(in crate::paging) fn offset(&self, slot: SlotId) -> u64 {
-        slot.0 << self.page_shift
+        slot.0 * PAGE as u64
     }
 
     /// Frees a page's slot.
@@ -153,16 +150,15 @@ impl SlotStore {
     /// Hash of a frame's bytes. The frame may be taken away meanwhile; then the value is
     /// meaningless and the caller's next change of the page word fails.
     pub(in crate::paging) fn hash_frame(&self, frames: &Frames, frame: FrameId) -> ContentHash {
-        let len = 1 << self.page_shift;
         // SAFETY: a frame is a page of readable memory for ever; the kernel may replace its
         // pages meanwhile, which changes what is read but not that it can be read.
-        let bytes = unsafe { std::slice::from_raw_parts(frames.ptr(frame), len) };
+        let bytes = unsafe { std::slice::from_raw_parts(frames.ptr(frame), PAGE) };
         self.hash_bytes(bytes)
     }
 
     /// Hash of a page's bytes.
     pub(in crate::paging) fn hash_bytes(&self, page: &[u8]) -> ContentHash {
-        split(XxHash3_128::oneshot_with_seed(self.hash_seed, page))
+        hash_of(self.hash_seed, page)
     }
 
     /// True if a slot's content is checked when it was read.
@@ -177,15 +173,12 @@ impl SlotStore {
 
     /// Hash of what was written to a slot.
     pub(in crate::paging) fn hash(&self, slot: SlotId) -> ContentHash {
-        let [a, b] = &self.hashes[slot.as_usize()];
         // Relaxed: published by the word change that named the slot.
-        [a.load(Ordering::Relaxed), b.load(Ordering::Relaxed)]
+        self.hashes[slot.as_usize()].load(Ordering::Relaxed)
     }
 
     pub(in crate::paging) fn set_hash(&self, slot: SlotId, hash: ContentHash) {
-        let [a, b] = &self.hashes[slot.as_usize()];
-        a.store(hash[0], Ordering::Relaxed);
-        b.store(hash[1], Ordering::Relaxed);
+        self.hashes[slot.as_usize()].store(hash, Ordering::Relaxed);
     }
 
     /// Gives the memory of hashes back.
@@ -202,15 +195,16 @@ impl SlotStore {
 ///
 /// # Errors
 /// When none does.
-fn slot_count(config: &RegionConfig, store: &dyn Store) -> Result<usize> {
-    let count = store.capacity().as_usize() / config.page.as_usize();
+fn slot_count(store: &dyn Store) -> Result<usize> {
+    let count = store.capacity().as_usize() / PAGE;
     if count == 0 {
-        let reason = format!("no page of {} fits into {}", config.page, store.describe());
-        return Err(Error::config("page", reason));
+        let reason = format!("no page of {PAGE_SIZE} fits into {}", store.describe());
+        return Err(Error::config("capacity", reason));
     }
     Ok(count)
 }
 
-fn split(hash: u128) -> ContentHash {
-    [hash as u64, (hash >> 64) as u64]
+/// The low half of the hash of 128 bits, as of a pool's pages.
+fn hash_of(seed: u64, page: &[u8]) -> ContentHash {
+    XxHash3_128::oneshot_with_seed(seed, page) as u64
 }

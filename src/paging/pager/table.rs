@@ -7,54 +7,40 @@
 use crate::base::error::Result;
 use crate::base::strict_assert;
 use crate::base::sync::{AtomicU64, Ordering};
-use crate::base::units::{ByteCount, PageCount, PageId, SlotId};
+use crate::base::units::{PageCount, PageId, SlotId};
 use crate::meta::LazyArray;
 use crate::paging::page::chunks::{CHUNK, ChunkId};
 use crate::paging::page::word::{PageWord, State, Word};
+use crate::paging::page::{CHUNK_PAGES, PAGE};
 use crate::sys::signals;
-use crate::sys::vm::{HUGE_PAGE, Huge, KERNEL_PAGE, Mapping, Piece};
+use crate::sys::vm::{HUGE_PAGE, Huge, Mapping, Piece};
 use std::ops::Range;
 
-/// Bytes of a *cluster*, where pages are smaller: aligned neighbours that streams count by, and that come in together
+/// Pages of a *cluster*, as a power of two: aligned neighbours, 16 KiB, that streams count by, and that come in together
 /// where they have left together.
-const CLUSTER: u64 = 16 << 10;
+pub(in crate::paging) const CLUSTER_SHIFT: u32 = 2;
 
-/// Maximum number of pages of a cluster.
-pub(in crate::paging) const CLUSTER_PAGES_MAX: usize = CLUSTER as usize / KERNEL_PAGE;
-
-/// Of the pages of a cluster, the power of two.
-pub(in crate::paging) fn cluster_shift(page: ByteCount) -> u32 {
-    (CLUSTER / page.0).max(1).ilog2()
-}
+/// Pages of a cluster.
+pub(in crate::paging) const CLUSTER_PAGES: usize = 1 << CLUSTER_SHIFT;
 
 /// Addresses and words of one region's pages.
 #[derive(Debug)]
 pub(in crate::paging) struct PageTable {
     region: Mapping,
-    page_bytes: usize,
-    page_shift: u32,
-    cluster_shift: u32,
     words: LazyArray<PageWord>,
     /// Pages with at least one pin. Changed only together with a page word that it counts.
     pinned: AtomicU64,
 }
 
 impl PageTable {
-    /// Reserves `span` bytes for pages of `page_bytes`.
+    /// Reserves `span` bytes.
     ///
     /// # Errors
     /// When the address space cannot be reserved.
-    pub(super) fn new(span: usize, page_bytes: usize) -> Result<PageTable> {
+    pub(super) fn new(span: usize) -> Result<PageTable> {
         let region = Mapping::reserve_closed(span, HUGE_PAGE, Huge::Yes)?;
         region.keep_place_in_children();
-        Ok(PageTable {
-            region,
-            page_bytes,
-            page_shift: page_bytes.trailing_zeros(),
-            cluster_shift: cluster_shift(ByteCount(page_bytes as u64)),
-            words: LazyArray::new(span / page_bytes)?,
-            pinned: AtomicU64::new(0),
-        })
+        Ok(PageTable { region, words: LazyArray::new(span / PAGE)?, pinned: AtomicU64::new(0) })
     }
 
     // The region's mapping.
@@ -122,16 +108,16 @@ impl PageTable {
         if let Some(last) = count.checked_sub(1).map(|last| &mut pieces[last])
             && last.start() + last.len() == start
         {
-            last.grow(self.page_bytes);
+            last.grow(PAGE);
             return;
         }
-        pieces[*count] = Piece::new(start, self.page_bytes);
+        pieces[*count] = Piece::new(start, PAGE);
         *count += 1;
     }
 
     /// Makes a touch of a page SIGBUS, on kernels that cannot poison.
     pub(in crate::paging) fn fence(&self, page: PageId) -> Result<()> {
-        self.region.fence(self.offset(page), self.page_bytes)
+        self.region.fence(self.offset(page), PAGE)
     }
 
     /// Maps memory without content where a page is; `register` makes it the handlers' before anybody
@@ -141,53 +127,31 @@ impl PageTable {
         page: PageId,
         register: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        self.region.unfence(self.offset(page), self.page_bytes, register)
-    }
-
-    /// The same for a range of addresses, in whole kernel pages.
-    pub(in crate::paging) fn map_part_anew(
-        &self,
-        start: usize,
-        len: usize,
-        register: impl FnOnce() -> Result<()>,
-    ) -> Result<()> {
-        self.region.unfence(start - self.region.addr(), len, register)
+        self.region.unfence(self.offset(page), PAGE, register)
     }
 
     // Geometry.
-
-    pub(in crate::paging) fn page_bytes(&self) -> usize {
-        self.page_bytes
-    }
-
-    pub(in crate::paging) fn page_size(&self) -> ByteCount {
-        ByteCount(self.page_bytes as u64)
-    }
 
     pub(in crate::paging) fn page_count(&self) -> PageCount {
         PageCount(self.words.len() as u64)
     }
 
     pub(in crate::paging) fn addr(&self, page: PageId) -> usize {
-        self.region.addr() + (page.as_usize() << self.page_shift)
+        self.region.addr() + self.offset(page)
     }
 
     /// The page an address of the region lies in.
     pub(in crate::paging) fn page_at(&self, addr: usize) -> PageId {
-        PageId(((addr - self.region.addr()) >> self.page_shift) as u64)
+        PageId(((addr - self.region.addr()) / PAGE) as u64)
     }
 
     fn offset(&self, page: PageId) -> usize {
-        page.as_usize() << self.page_shift
-    }
-
-    pub(in crate::paging) fn pages_per_chunk(&self) -> u64 {
-        (CHUNK / self.page_bytes) as u64
+        page.as_usize() * PAGE
     }
 
     /// The chunk a page lies in.
     pub(in crate::paging) fn chunk_of(&self, page: PageId) -> ChunkId {
-        ChunkId(self.offset(page) / CHUNK)
+        ChunkId(page.as_usize() / CHUNK_PAGES)
     }
 
     pub(in crate::paging) fn chunk_addr(&self, chunk: ChunkId) -> usize {
@@ -198,20 +162,19 @@ impl PageTable {
         &self,
         chunk: ChunkId,
     ) -> impl Iterator<Item = PageId> + use<> {
-        let per_chunk = self.pages_per_chunk();
-        let first = chunk.0 as u64 * per_chunk;
-        (first..first + per_chunk).map(PageId)
+        let first = chunk.0 * CHUNK_PAGES;
+        (first as u64..(first + CHUNK_PAGES) as u64).map(PageId)
     }
 
     /// The number of a page's cluster.
     pub(in crate::paging) fn cluster(&self, page: PageId) -> u64 {
-        page.0 >> self.cluster_shift
+        page.0 >> CLUSTER_SHIFT
     }
 
     /// The pages of a page's cluster.
     pub(in crate::paging) fn pages_of_cluster(&self, page: PageId) -> Range<u64> {
         let cluster = self.cluster(page);
-        cluster << self.cluster_shift..(cluster + 1) << self.cluster_shift
+        cluster << CLUSTER_SHIFT..(cluster + 1) << CLUSTER_SHIFT
     }
 
     /// Pages of `page`'s cluster that are stored beside it: neighbours whose slots are neighbours as well.

@@ -19,7 +19,8 @@ use crate::base::error::Result;
 use crate::base::sync::{AtomicU32, Ordering, Rank};
 use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::meta::LazyArray;
-use crate::paging::pager::table::cluster_shift;
+use crate::paging::page::{CHUNK_PAGES, PAGE};
+use crate::paging::pager::table::CLUSTER_SHIFT;
 use crate::sys::signals::FaultLock;
 use crate::sys::vm::HUGE_PAGE;
 use crossbeam_queue::ArrayQueue;
@@ -92,8 +93,6 @@ pub(in crate::paging) struct PrefetchRun {
 /// Predictions of a region's future accesses. Pages are grouped by chunks of 2 MiB.
 #[derive(Debug)]
 pub(in crate::paging) struct Readahead {
-    page_shift: u32,
-    cluster_shift: u32,
     /// Streams of device faults; `None`: they are not detected.
     streams: Option<FaultLock<Streams>>,
     /// Per chunk: what the program says of it.
@@ -103,29 +102,23 @@ pub(in crate::paging) struct Readahead {
 }
 
 impl Readahead {
-    /// For `span` bytes of pages of `page` bytes. With `detects_streams` pages are asked for that
+    /// For `span` bytes. With `detects_streams` pages are asked for that
     /// the program has not requested.
     ///
     /// # Errors
     /// When the kernel refuses the mappings.
-    pub(in crate::paging) fn new(
-        span: ByteCount,
-        page: ByteCount,
-        detects_streams: bool,
-    ) -> Result<Readahead> {
+    pub(in crate::paging) fn new(span: ByteCount, detects_streams: bool) -> Result<Readahead> {
         let chunks = span.as_usize() / HUGE_PAGE;
         Ok(Readahead {
-            page_shift: page.0.trailing_zeros(),
-            cluster_shift: cluster_shift(page),
             streams: detects_streams.then(|| FaultLock::new(Rank::Leaf, Streams::new())),
             advice: LazyArray::new(chunks)?,
             requests: ArrayQueue::new(REQUESTS_MAX),
-            writes: WritePredictor::new(chunks, (HUGE_PAGE as u64 / page.0) as u32)?,
+            writes: WritePredictor::new(chunks, CHUNK_PAGES as u32)?,
         })
     }
 
     fn chunk_of(&self, page: PageId) -> usize {
-        (page.as_usize() << self.page_shift) / HUGE_PAGE
+        page.as_usize() / CHUNK_PAGES
     }
 
     // Streams and advice.
@@ -163,9 +156,9 @@ impl Readahead {
             return None;
         }
         // In clusters, all of it.
-        let shift = self.cluster_shift;
+        let shift = CLUSTER_SHIFT;
         let (cluster, chunk) = (PageId(page.0 >> shift), (chunk >> shift).max(1));
-        let byte_shift = self.page_shift + shift;
+        let byte_shift = PAGE.trailing_zeros() + shift;
         let clusters_max = WINDOW_CLUSTERS_MAX.max(CHUNKS_MAX * chunk);
         let limits = WindowLimits {
             per_stream: (WINDOW_BYTES_MAX >> byte_shift).clamp(2, clusters_max),

@@ -8,16 +8,17 @@ use crate::base::units::{ByteCount, PageCount, PageId, SlotCount};
 use crate::limit::manager::MemoryManager;
 use crate::paging::page::chunks::{CHUNK, ChunkId};
 use crate::paging::page::word::Word;
+use crate::paging::page::{CHUNK_PAGES, PAGE};
 use crate::paging::pager::memory::RegionMemory;
 use crate::paging::pager::slot_store::SlotStore;
 use crate::paging::table_sizes::{
-    BLOCK_PAGES, BLOCK_TABLES, CHUNK_TABLE, GROUP_PAGES, GROUP_TABLES, RESIDENT_TABLES,
-    SLOT_GROUP_TABLES, SLOTS_READY,
+    BLOCK_PAGES, BLOCK_TABLES, CHUNK_TABLE, CHUNK_WORDS, RESIDENT_TABLES, SLOT_GROUP_TABLES,
+    SLOTS_READY,
 };
-use crate::paging::tables::{Tables, clear_bit, has_bit};
+use crate::paging::tables::{BLOCK_CHUNKS, Tables, clear_bit, has_bit};
 use crate::store::slots::GROUP_SLOTS;
 use crate::sys::signals::SignalsBlocked;
-use crate::sys::vm::{KERNEL_PAGE, Piece};
+use crate::sys::vm::Piece;
 
 /// While tables of slots take less than this part of the limit, there may be more of them, so that
 /// long runs are found.
@@ -78,10 +79,9 @@ impl Tables {
     pub(in crate::paging) fn count_of_limit(&self, memory: &RegionMemory) {
         let listed = memory.policy().lock().resident().0;
         let listed_max = self.listed_max.fetch_max(listed, Ordering::Relaxed).max(listed);
-        let pages =
-            (memory.budget().limit().0 / memory.table().page_bytes() as u64).max(listed_max);
+        let pages = (memory.budget().limit().0 / PAGE as u64).max(listed_max);
         let pages = pages.min(memory.table().page_count().0);
-        let bytes = (pages * RESIDENT_TABLES).next_multiple_of(KERNEL_PAGE as u64);
+        let bytes = (pages * RESIDENT_TABLES).next_multiple_of(PAGE as u64);
         let counted = self.of_limit.load(Ordering::Relaxed);
         if bytes > counted && memory.budget().try_charge(ByteCount(bytes - counted)) {
             self.of_limit.store(bytes, Ordering::Relaxed);
@@ -117,7 +117,7 @@ impl Tables {
         freed
     }
 
-    /// Gives back the tables of a chunk, and of the group and the block that it is the last of.
+    /// Gives back the tables of a chunk, and of the block that it is the last of.
     fn release_spans_of(&self, memory: &RegionMemory, chunk: ChunkId) -> u64 {
         let mut freed = 0;
         if self.frees_page_tables && has_bit(&self.chunks, chunk.0) {
@@ -132,24 +132,23 @@ impl Tables {
                 if dropped && clear_bit(&self.chunks, chunk.0) { CHUNK_TABLE } else { 0 }
             });
         }
-        let (group, per_group) = (self.group_of(chunk), self.spans.chunks_per_group);
-        if has_bit(&self.groups, group) {
-            freed += self.release_span(memory, chunk, group * per_group, per_group, || {
-                let first = PageId(group as u64 * GROUP_PAGES);
-                memory.policy().lock().released(first, PageCount(GROUP_PAGES));
-                let words = first.as_usize()..(first.0 + GROUP_PAGES) as usize;
+        if has_bit(&self.words, chunk.0) {
+            freed += self.release_span(memory, chunk, chunk.0, 1, || {
+                let first = chunk.0 * CHUNK_PAGES;
+                let count = PageCount(CHUNK_PAGES as u64);
+                memory.policy().lock().released(PageId(first as u64), count);
+                let words = first..first + CHUNK_PAGES;
                 // SAFETY: all of these words are `Empty`, which is zero, and nobody changes one
                 // that is before it has entered its chunk, which is latched.
                 let dropped = unsafe { memory.table().drop_words(words) }.is_ok();
-                if dropped && clear_bit(&self.groups, group) { GROUP_TABLES } else { 0 }
+                if dropped && clear_bit(&self.words, chunk.0) { CHUNK_WORDS } else { 0 }
             });
         }
-        let (block, per_block) = (self.block_of(chunk), self.spans.chunks_per_block);
-        let groups = per_block / per_group;
-        let in_use = |group: usize| group < self.group_count() && has_bit(&self.groups, group);
-        let is_unused = |block: usize| !(block * groups..(block + 1) * groups).any(in_use);
-        if has_bit(&self.blocks, block) && is_unused(block) {
-            freed += self.release_span(memory, chunk, block * per_block, per_block, || {
+        let block = chunk.0 / BLOCK_CHUNKS;
+        let first = block * BLOCK_CHUNKS;
+        let in_use = |chunk: usize| chunk < self.count && has_bit(&self.words, chunk);
+        if has_bit(&self.blocks, block) && !(first..first + BLOCK_CHUNKS).any(in_use) {
+            freed += self.release_span(memory, chunk, first, BLOCK_CHUNKS, || {
                 let first = PageId(block as u64 * BLOCK_PAGES);
                 memory.policy().lock().released(first, PageCount(BLOCK_PAGES));
                 if clear_bit(&self.blocks, block) { BLOCK_TABLES } else { 0 }
@@ -169,13 +168,12 @@ impl Tables {
         count: usize,
         release: impl FnOnce() -> u64,
     ) -> u64 {
-        let end = (first + count).min(self.spans.chunks);
+        let end = (first + count).min(self.count);
         let latched =
             (first..end).take_while(|at| memory.chunks().latch_unentered(ChunkId(*at))).count();
         let is_whole = first + latched == end;
-        let per_chunk = self.spans.pages_per_chunk;
-        let mut pages = first as u64 * per_chunk..end as u64 * per_chunk;
-        let is_empty = |page: u64| memory.word(PageId(page)).load() == Word::EMPTY;
+        let mut pages = first * CHUNK_PAGES..end * CHUNK_PAGES;
+        let is_empty = |page: usize| memory.word(PageId(page as u64)).load() == Word::EMPTY;
         let bytes = if is_whole && pages.all(is_empty) { release() } else { 0 };
         (first..first + latched).for_each(|at| memory.chunks().unlatch_closed(ChunkId(at)));
         if !is_whole && memory.chunks().is_busy(ChunkId(first + latched)) {

@@ -6,10 +6,10 @@
 //!
 //! | span | of it | bytes |
 //! |---|---|---|
-//! | chunk, 2 MiB | the kernel's page table | 4 KiB |
-//! | group, 512 pages | page words; the policy's words | 8 KiB |
-//! | block, 8 groups | the policy's tags; notes of returns | 8 KiB |
-//! | slot group, 256 slots | hashes; bits of the slot map | 4,352 |
+//! | chunk, 512 pages | the kernel's page table | 4 KiB |
+//! | chunk | page words; the policy's words | 8 KiB |
+//! | block, 8 chunks | the policy's tags; notes of returns | 8 KiB |
+//! | slot group, 512 slots | hashes; bits of the slot map | 4,608 |
 //!
 //! and 4 bytes a page that fits into the limit (the policy's main set).
 //!
@@ -32,34 +32,27 @@ use crate::base::error::Result;
 use crate::base::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::base::units::{ByteCount, PageCount};
 use crate::meta::LazyArray;
+use crate::paging::page::CHUNK_PAGES;
 use crate::paging::page::chunks::{CHUNK, ChunkId};
-use crate::paging::table_sizes::{
-    BLOCK_PAGES, BLOCK_TABLES, CHUNK_TABLE, GROUP_PAGES, GROUP_TABLES,
-};
+use crate::paging::table_sizes::{BLOCK_PAGES, BLOCK_TABLES, CHUNK_TABLE, CHUNK_WORDS};
 
-/// How many pages each kind of span has.
-#[derive(Clone, Copy, Debug)]
-struct Spans {
-    pages_per_chunk: u64,
-    chunks: usize,
-    chunks_per_group: usize,
-    chunks_per_block: usize,
-}
+/// Chunks of a block.
+const BLOCK_CHUNKS: usize = BLOCK_PAGES as usize / CHUNK_PAGES;
 
 /// Charges for a region's tables.
 #[derive(Debug)]
 pub(in crate::paging) struct Tables {
-    spans: Spans,
-    /// A bit per chunk, group and block: charged.
+    count: usize,
+    /// A bit per chunk: its page table is charged; its words are; and a bit per block.
     chunks: LazyArray<AtomicU64>,
-    groups: LazyArray<AtomicU64>,
+    words: LazyArray<AtomicU64>,
     blocks: LazyArray<AtomicU64>,
     /// A bit per chunk: pages of it were discarded, and its tables may hold nothing.
     emptied: LazyArray<AtomicU64>,
     any_emptied: AtomicBool,
     /// Words of `emptied` that may have a bit.
     emptied_words: AtomicUsize,
-    /// Bytes charged for chunks, groups and blocks.
+    /// Bytes charged for chunks and blocks.
     of_pages: AtomicU64,
     /// Bytes charged for slots.
     of_slots: AtomicU64,
@@ -92,20 +85,13 @@ fn clear_bit(bits: &LazyArray<AtomicU64>, at: usize) -> bool {
 }
 
 impl Tables {
-    pub(in crate::paging) fn new(span: usize, page_bytes: usize) -> Result<Tables> {
+    pub(in crate::paging) fn new(span: usize) -> Result<Tables> {
         let chunks = span / CHUNK;
-        let pages_per_chunk = (CHUNK / page_bytes) as u64;
-        let spans = Spans {
-            pages_per_chunk,
-            chunks,
-            chunks_per_group: (GROUP_PAGES / pages_per_chunk) as usize,
-            chunks_per_block: (BLOCK_PAGES / pages_per_chunk) as usize,
-        };
         Ok(Tables {
-            spans,
+            count: chunks,
             chunks: bits(chunks)?,
-            groups: bits(chunks.div_ceil(spans.chunks_per_group))?,
-            blocks: bits(chunks.div_ceil(spans.chunks_per_block))?,
+            words: bits(chunks)?,
+            blocks: bits(chunks.div_ceil(BLOCK_CHUNKS))?,
             emptied: bits(chunks)?,
             any_emptied: AtomicBool::new(false),
             emptied_words: AtomicUsize::new(0),
@@ -115,14 +101,6 @@ impl Tables {
             listed_max: AtomicU64::new(0),
             frees_page_tables: crate::sys::kernel::frees_page_tables(),
         })
-    }
-
-    fn group_of(&self, chunk: ChunkId) -> usize {
-        chunk.0 / self.spans.chunks_per_group
-    }
-
-    fn block_of(&self, chunk: ChunkId) -> usize {
-        chunk.0 / self.spans.chunks_per_block
     }
 
     /// Bytes charged.
@@ -148,21 +126,17 @@ impl Tables {
     fn needs(&self, chunk: ChunkId) -> u64 {
         let missing = |charged: bool, bytes: u64| if charged { 0 } else { bytes };
         missing(has_bit(&self.chunks, chunk.0), CHUNK_TABLE)
-            + missing(has_bit(&self.groups, self.group_of(chunk)), GROUP_TABLES)
-            + missing(has_bit(&self.blocks, self.block_of(chunk)), BLOCK_TABLES)
+            + missing(has_bit(&self.words, chunk.0), CHUNK_WORDS)
+            + missing(has_bit(&self.blocks, chunk.0 / BLOCK_CHUNKS), BLOCK_TABLES)
     }
 
     /// Notes that a chunk's tables are charged; returns how many bytes this call noted.
     fn note(&self, chunk: ChunkId) -> u64 {
         let noted = |set: bool, bytes: u64| if set { bytes } else { 0 };
         let bytes = noted(set_bit(&self.chunks, chunk.0), CHUNK_TABLE)
-            + noted(set_bit(&self.groups, self.group_of(chunk)), GROUP_TABLES)
-            + noted(set_bit(&self.blocks, self.block_of(chunk)), BLOCK_TABLES);
+            + noted(set_bit(&self.words, chunk.0), CHUNK_WORDS)
+            + noted(set_bit(&self.blocks, chunk.0 / BLOCK_CHUNKS), BLOCK_TABLES);
         self.of_pages.fetch_add(bytes, Ordering::Relaxed);
         bytes
-    }
-
-    fn group_count(&self) -> usize {
-        self.spans.chunks.div_ceil(self.spans.chunks_per_group)
     }
 }

@@ -32,7 +32,7 @@ fn children_have_far_memory_where_no_descriptor_is_left() {
         let files = libc::RLIMIT_NOFILE;
         // Below 1,024, so that the descriptors of the heap and those of the program share the numbers there are.
         set_limit(files, (700, limit_of(files).1.max(700)));
-        let Some(heap) = start("page:16KiB") else { return };
+        let Some(heap) = start("readahead:on") else { return };
         let data = data(0);
         heap.region().evict_all().expect("the device has room");
         let hard = limit_of(files).1;
@@ -85,7 +85,7 @@ fn a_thread_that_takes_every_number_costs_no_child_its_far_memory() {
     alone(TEST, || {
         let files = libc::RLIMIT_NOFILE;
         set_limit(files, (700, 700));
-        let Some(heap) = start("page:16KiB") else { return };
+        let Some(heap) = start("readahead:on") else { return };
         let data = data(0);
         heap.region().evict_all().expect("the device has room");
         let open = || File::open("/dev/null");
@@ -138,7 +138,7 @@ fn after_all_descriptors_were_closed_a_child_reads_right_bytes_or_is_told() {
     const TEST: &str =
         "limits::after_all_descriptors_were_closed_a_child_reads_right_bytes_or_is_told";
     if let Some(case) = common::child::case(TEST) {
-        let Some(heap) = start("page:16KiB") else { return };
+        let Some(heap) = start("readahead:on") else { return };
         let data = data(0);
         heap.region().evict_all().expect("the device has room");
         if case == "parent" {
@@ -247,7 +247,7 @@ fn a_child_that_may_not_start_a_thread_is_told() {
         assert!(ended.text.contains("pthread_create"), "{}", ended.text);
         return;
     }
-    let Some(heap) = start("page:16KiB") else { return };
+    let Some(heap) = start("readahead:on") else { return };
     let data = data(0);
     heap.region().evict_all().expect("the device has room");
     // The child, and no thread of its own.
@@ -277,7 +277,7 @@ fn a_process_that_is_not_dumpable_is_told_that_its_children_inherit_nothing() {
     if case == "before" {
         hide();
     }
-    let Some(heap) = start("page:16KiB") else { return };
+    let Some(heap) = start("readahead:on") else { return };
     let data = data(0);
     heap.region().evict_all().expect("the device has room");
     hide();

@@ -9,13 +9,13 @@ use crate::base::units::{PageId, SlotCount, SlotId};
 use crate::paging::diagnostics;
 use crate::paging::fork::entry::{Backing, Entry};
 use crate::paging::page::word::{FrameId, State as PageState};
-use crate::paging::pager::pieces;
+use crate::paging::page::{CHUNK_PAGES, PAGE};
 use crate::paging::pager::slot_store::{ContentHash, SlotStore};
 use crate::store::{Op, Request, Segment};
 use crate::sys;
 use crate::sys::messages;
 use crate::sys::uffd::{Outcome, Wake};
-use crate::sys::vm::{HUGE_PAGE, KERNEL_PAGE, Piece, make_own};
+use crate::sys::vm::{HUGE_PAGE, Piece, make_own};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -67,7 +67,7 @@ impl Server {
 
     pub(super) fn drop_frame(&self, frame: FrameId) {
         let start = self.child.pager.frames().addr(frame);
-        let piece = Piece::new(start, self.child.pager.page_bytes());
+        let piece = Piece::new(start, PAGE);
         // SAFETY: the parent's frame; no page's content is in this process's copy of it.
         drop(unsafe { self.child.pager.mapper().discard(&[piece]) });
     }
@@ -77,17 +77,17 @@ impl Server {
         let table = self.child.pager.table();
         let end = table.start() + table.len();
         let mut at = table.start();
-        let mut owned = [false; HUGE_PAGE / KERNEL_PAGE];
+        let mut owned = [false; CHUNK_PAGES];
         while let Ok(Some((from, to))) = pagemap.next_present(at, end) {
             let to = to.min(from + HUGE_PAGE);
-            let owned = &mut owned[..(to - from) / KERNEL_PAGE];
+            let owned = &mut owned[..(to - from) / PAGE];
             if pagemap.owned(from, owned).is_err() {
                 break;
             }
             for (n, _) in owned.iter().enumerate().filter(|(_, owned)| **owned) {
-                let page = self.child.pager.table().page_at(from + n * KERNEL_PAGE);
+                let page = self.child.pager.table().page_at(from + n * PAGE);
                 let entry = self.child.entry(page);
-                if !entry.is_listed() && self.is_far(from + n * KERNEL_PAGE) {
+                if !entry.is_listed() && self.is_far(from + n * PAGE) {
                     // (One that is out and there all the same was discarded during the fork.)
                     let came =
                         if entry.is_out() { Entry::in_memory(Backing::Nothing) } else { entry };
@@ -98,9 +98,9 @@ impl Server {
         }
     }
 
-    /// True if a kernel page is far memory: the program has mapped nothing over it.
+    /// True if a page is far memory: the program has mapped nothing over it.
     fn is_far(&self, start: usize) -> bool {
-        self.uffd.is_registered(start, KERNEL_PAGE) != Some(false)
+        self.uffd.is_registered(start, PAGE) != Some(false)
     }
 
     /// Takes pages out, the oldest first, until the rest is within the budget.
@@ -111,7 +111,7 @@ impl Server {
         self.write_again = None;
         let mut tries = self.child.queue.lock().len();
         while self.child.queue.lock().len() as u64 > self.child.budget && tries > 0 {
-            tries = tries.saturating_sub(self.batch);
+            tries = tries.saturating_sub(BATCH_MAX);
             if !self.take_out() {
                 self.write_again = Some(Instant::now() + WRITE_PAUSE);
                 return;
@@ -123,7 +123,7 @@ impl Server {
     fn take_out(&mut self) -> bool {
         let mut leaving = [None; BATCH_MAX];
         let (mut used, mut count) = (0, 0);
-        for _ in 0..self.batch {
+        for _ in 0..BATCH_MAX {
             let Some(page) = self.child.queue.lock().pop_front() else { break };
             // A frame for each: MOVE refuses one that holds a page, also one that needs no write.
             if !self.move_out(page, used + 1) {
@@ -144,73 +144,48 @@ impl Server {
             self.installed(leaving.page, copied);
             self.child.queue.lock().push_back(leaving.page);
         }
-        let page_bytes = self.child.pager.page_bytes();
         // SAFETY: what the frames hold was written, or is in the region again.
-        drop(unsafe { self.frames.discard(page_bytes, self.batch * page_bytes) });
+        drop(unsafe { self.frames.discard(PAGE, BATCH_MAX * PAGE) });
         written
     }
 
     fn frame(&self, frame: usize) -> *mut u8 {
-        self.frames.as_ptr().wrapping_add(frame * self.child.pager.page_bytes())
+        self.frames.as_ptr().wrapping_add(frame * PAGE)
     }
 
     fn hash_of(&self, frame: usize) -> ContentHash {
-        let (start, len) = (self.frame(frame), self.child.pager.page_bytes());
+        let (start, len) = (self.frame(frame), PAGE);
         // SAFETY: a frame of this thread's, a page long.
         let bytes = unsafe { std::slice::from_raw_parts(start, len) };
         self.child.pager.slots().hash_bytes(bytes)
     }
 
-    /// Moves a page's memory to a frame. `false`: it is as it was, because the kernel uses it, or the
-    /// parent had pinned it.
+    /// Moves a page's memory to a frame. `false`: it is as it was, because the kernel uses it, the program has mapped
+    /// something over it, or the parent had pinned it.
     fn move_out(&self, page: PageId, frame: usize) -> bool {
-        let (start, len) = (self.child.pager.table().addr(page), self.child.pager.page_bytes());
+        let (start, to) = (self.child.pager.table().addr(page), self.frame(frame).addr());
         let word = self.child.pager.word(page).load();
         let is_pinned = word.state() == PageState::Resident && word.pins() > 0;
-        if is_pinned {
+        if is_pinned || !self.is_far(start) {
             return false;
         }
-        self.fill_holes(start, len);
-        let (to, piece) =
-            (self.frame(frame).addr(), |to, from, len| self.move_piece(to, from, len));
+        // What is missing of the memory reads as zero: MOVE stops at it. What is there stays.
+        // SAFETY: as said.
+        let _ = unsafe { self.uffd.zeropage(start, PAGE, Wake::Yes) };
         // SAFETY: this thread alone takes pages out; the frame is its own and empty.
-        let moved = unsafe { pieces::move_out(&self.uffd, to, start, len, piece) };
-        moved.unwrap_or_else(|error| {
-            diagnostics::fatal("half of a page could not be moved back", &error)
-        })
-    }
-
-    /// Moves a part of a page, which lies in one mapping, to a part of a frame.
-    fn move_piece(&self, to: usize, from: usize, len: usize) -> Outcome {
-        let piece = |done: usize| {
-            // SAFETY: as in `move_out`.
-            unsafe { self.uffd.move_pages(to + done, from + done, len - done, Wake::No) }
-                .after(done)
-        };
-        match piece(0) {
-            Outcome::Busy { bytes } => {
+        let act = || unsafe { self.uffd.move_pages(to, start, PAGE, Wake::No) };
+        let moved = match act() {
+            Outcome::Busy { .. } => {
                 // Shared with the parent until lately, most probably.
-                make_own(from + bytes, len - bytes);
-                piece(bytes)
+                make_own(start, PAGE);
+                act()
             }
-            Outcome::Failed { bytes: 0, errno: sys::EINVAL } => {
-                self.frames.while_executable(to - self.frames.addr(), len, || piece(0))
+            Outcome::Failed { errno: sys::EINVAL, .. } => {
+                self.frames.while_executable(to - self.frames.addr(), PAGE, act)
             }
             outcome => outcome,
-        }
-    }
-
-    /// Maps zeros where parts of a page are missing, which read as that: MOVE stops at them.
-    fn fill_holes(&self, start: usize, len: usize) {
-        let mut there = [false; HUGE_PAGE / KERNEL_PAGE];
-        let there = &mut there[..len / KERNEL_PAGE];
-        if self.uffd.pagemap().is_none_or(|map| map.scan(start, there).is_err()) {
-            return;
-        }
-        for (n, _) in there.iter().enumerate().filter(|(_, there)| !**there) {
-            // SAFETY: a missing part of a page that is in memory reads as zero.
-            let _ = unsafe { self.uffd.zeropage(start + n * KERNEL_PAGE, KERNEL_PAGE, Wake::Yes) };
-        }
+        };
+        moved == Outcome::Done
     }
 
     /// A page was moved out. `true`: it needs no write.
@@ -246,7 +221,7 @@ impl Server {
         if pages.is_empty() {
             return true;
         }
-        let (child, page_bytes) = (Arc::clone(&self.child), self.child.pager.page_bytes());
+        let child = Arc::clone(&self.child);
         let Some(own) = child.own() else { return false };
         let layer = child.layers.len() as u16;
         let mut done = 0;
@@ -256,7 +231,7 @@ impl Server {
             let Some((first, got)) = own.map().take_run(want) else { return false };
             let part: Vec<Leaving> =
                 pages[done..].iter().flatten().take(got.as_usize()).copied().collect();
-            if let Err(error) = self.write_run(own, first, &part, page_bytes) {
+            if let Err(error) = self.write_run(own, first, &part) {
                 (0..got.0).for_each(|n| own.put(Some(SlotId(first.0 + n))));
                 diagnostics::warn("a forked child cannot write its pages out", &error);
                 return false;
@@ -272,16 +247,10 @@ impl Server {
         true
     }
 
-    fn write_run(
-        &mut self,
-        own: &SlotStore,
-        first: SlotId,
-        pages: &[Leaving],
-        page_bytes: usize,
-    ) -> Result<()> {
+    fn write_run(&mut self, own: &SlotStore, first: SlotId, pages: &[Leaving]) -> Result<()> {
         let segments: Vec<Segment> = pages
             .iter()
-            .map(|leaving| Segment { ptr: self.frame(leaving.frame), len: page_bytes })
+            .map(|leaving| Segment { ptr: self.frame(leaving.frame), len: PAGE })
             .collect();
         let offset = own.offset(first);
         let request = Request { token: 0, op: Op::Write, offset, segments: &segments };

@@ -1,8 +1,6 @@
 //! C++ programs that use the library as its hosts do, and what the README says to them.
 
-mod common;
-
-use common::{
+use crate::common::{
     CPP, Compiler, crate_dir, declared, generated, installed, run_program, sources_are_readable,
     succeed,
 };
@@ -118,7 +116,7 @@ fn every_function_is_called_from_c_and_from_cpp() {
         println!("skipped: nm or the sources are missing");
         return;
     }
-    assert_eq!(uncalled(&installed(common::C), "tests/c", "c"), Vec::<String>::new());
+    assert_eq!(uncalled(&installed(crate::common::C), "tests/c", "c"), Vec::<String>::new());
     assert_eq!(uncalled(&installed(CPP), "tests/cpp", "cpp"), Vec::<String>::new());
 }
 

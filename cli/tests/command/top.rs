@@ -1,6 +1,6 @@
 //! `farheap top`: what a user sees of a process with a far heap, and of others.
 
-#[path = "../../network/tests/common/mod.rs"]
+#[path = "../../../network/tests/common/mod.rs"]
 mod servers;
 
 use farheap::{Error, Far, Heap};
@@ -40,7 +40,7 @@ fn a_process_is_shown_with_what_it_has() {
         Err(error) => panic!("{error}"),
     };
     let server = TestServer::start(Announced { size: 80 << 20, ..Announced::default() });
-    let options = format!("far_limit:8MiB,page:64KiB,device:\"{}\"", server.address);
+    let options = format!("far_limit:8MiB,device:\"{}\"", server.address);
     let tier = Heap::builder().parse(&options).expect("options");
     let cold = heap.add_tier("cold", tier).expect("a tier");
     let mut numbers: allocator_api2::vec::Vec<u64, Far> = allocator_api2::vec::Vec::new_in(Far);
@@ -52,7 +52,7 @@ fn a_process_is_shown_with_what_it_has() {
     assert_eq!(table.matches("tier far\n").count(), 2, "{table}");
     assert_eq!(table.matches("tier cold\n").count(), 2, "{table}");
     assert_eq!(table.matches("  server0    up, ").count(), 2, "of one tier of the two: {table}");
-    assert!(table.contains("pages of 64.0 KiB") && table.contains("faults/s"), "{table}");
+    assert!(table.contains("faults/s"), "{table}");
     // The text is of the last second.
     let is_there = || {
         let shown = top(&[&pid, "--count", "1", "--json"]);

@@ -1,8 +1,8 @@
 //! C programs that use the library as its hosts do.
 
-mod common;
-
-use common::{C, crate_dir, installed, library, run, run_program, sources_are_readable, succeed};
+use crate::common::{
+    C, crate_dir, installed, library, run, run_program, sources_are_readable, succeed,
+};
 use std::process::Command;
 
 fn test(name: &str) {
@@ -99,7 +99,7 @@ fn thread_sanitizer_is_quiet_about_the_shared_library_with_the_suppression_that_
     if !sources_are_readable() {
         return;
     }
-    let documented = include_str!("../../book/src/how_to/cpp.md");
+    let documented = include_str!("../../../book/src/how_to/cpp.md");
     let suppression = "called_from_lib:libfarheap";
     assert!(documented.contains(suppression), "book/src/how_to/cpp.md names another one");
     for compiler in installed(&C[..1]) {

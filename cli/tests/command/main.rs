@@ -1,0 +1,4 @@
+//! The command, as users and scripts see it.
+
+mod doctor;
+mod top;
