@@ -2,8 +2,8 @@
 //!
 //! A schedule writes and reads pages by a map of places as the pager has one: a page that is written gets a new place,
 //! the old one is free when the write is done, a place whose write is late is given up. Meanwhile servers are killed,
-//! stopped, slow, they refuse, hold writes back and carry them out when it is too late, and begin anew with nothing or
-//! with what they had some time ago. At the end all is well again, and every page is read.
+//! stopped, cut off, deaf, slow, they refuse, answer in another order, hold writes back and carry them out when it is too
+//! late, and begin anew with nothing or with what they had some time ago. At the end all is well again, and every page is read.
 //!
 //! Faults of the first kinds lose nothing, and neither does a server that begins anew while another has all: there each
 //! page must come back. Else a page may be lost, which its user sees by its hash.
@@ -28,7 +28,7 @@ const NEVER_LONGER: Duration = Duration::from_secs(60);
 const SCHEDULES: u64 = 24;
 
 /// Names of what happens to servers, by number.
-const STRIKES: [&str; 10] = [
+const STRIKES: [&str; 13] = [
     "killed, and away",
     "all connections broken",
     "stopped",
@@ -38,6 +38,9 @@ const STRIKES: [&str; 10] = [
     "breaks the protocol at times",
     "carries out what it held",
     "is remembered",
+    "cut off",
+    "deaf on its connections",
+    "answers in another order at times",
     "may begin anew",
 ];
 
@@ -85,7 +88,7 @@ impl World {
         let count = 1 + dice.below(3) as usize;
         let start = |_| {
             let is_chunked = seed.is_multiple_of(2);
-            TestServer::start(Announced { size: SIZE, is_chunked, ..Announced::default() })
+            TestServer::start_apart(Announced { size: SIZE, is_chunked, ..Announced::default() })
         };
         let servers: Vec<TestServer> = (0..count).map(start).collect();
         let addresses: Vec<_> = servers.iter().map(|server| server.address.clone()).collect();
@@ -216,7 +219,7 @@ impl World {
         let at = self.dice.below(self.servers.len() as u64) as usize;
         let rate = 4 + self.dice.below(12);
         let mut dice = Dice(self.dice.roll());
-        let how = self.dice.below(10) as usize;
+        let how = self.dice.below(STRIKES.len() as u64) as usize;
         self.note(None, format!("server {at}: {}", STRIKES[how]));
         let control = &self.servers[at].control;
         match how {
@@ -238,6 +241,13 @@ impl World {
             }),
             7 => drop(control.carry_out_held()),
             8 => self.old[at] = Some(control.memory()),
+            9 => self.servers[at].network.as_ref().expect("apart").cut(),
+            10 => control.turn_deaf(),
+            11 => control.plan(
+                move |_| {
+                    if dice.below(16) < rate { Plan::Later } else { Plan::Answer }
+                },
+            ),
             _ => self.begin_anew(at),
         }
     }
@@ -264,6 +274,7 @@ impl World {
     fn heal(&mut self) {
         self.note(None, "all is well again".to_owned());
         for server in &self.servers {
+            server.network.as_ref().expect("apart").repair(self.dice.below(2) == 0);
             server.control.carry_out_held();
             server.control.behave();
             server.control.pause(false);

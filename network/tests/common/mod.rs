@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "pushes buffers of tests")]
 
 use farheap_nbd::{Client, Ending, MARK_LEN, NbdBuffer, NbdEnd, NbdQueue, NbdTimes, ServerAddress};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
@@ -61,6 +61,8 @@ pub(crate) enum Plan {
     Twice,
     /// As it should be, once [`Control::let_go`] was called.
     Await,
+    /// Chunks of this answer come between and after those of later ones.
+    Later,
     /// An answer for another request.
     WrongCookie,
     /// A data chunk of another length.
@@ -98,6 +100,9 @@ pub(crate) struct Control {
     is_let_go: AtomicBool,
     is_ended: AtomicBool,
     requests: AtomicU64,
+    /// Connections that were made, and how many of the first of them are not read any more.
+    accepted: AtomicU64,
+    deaf: AtomicU64,
 }
 
 fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -146,6 +151,11 @@ impl Control {
         self.is_refusing.store(false, Ordering::SeqCst);
     }
 
+    /// Neither reads nor answers on the connections that there are, and keeps them.
+    pub(crate) fn turn_deaf(&self) {
+        self.deaf.store(self.accepted.load(Ordering::SeqCst), Ordering::SeqCst);
+    }
+
     /// Goes on with the requests that wait for it.
     pub(crate) fn let_go(&self) {
         self.is_let_go.store(true, Ordering::SeqCst);
@@ -164,9 +174,130 @@ impl Control {
         self.requests.load(Ordering::SeqCst)
     }
 
-    fn wait_while_paused(&self) {
-        while self.is_paused.load(Ordering::SeqCst) && !self.is_ended.load(Ordering::SeqCst) {
+    /// Waits while the server is stopped; for ever, while it is deaf on this connection.
+    fn wait_while_paused(&self, connection: u64) {
+        let is_deaf = || connection < self.deaf.load(Ordering::SeqCst);
+        while (self.is_paused.load(Ordering::SeqCst) || is_deaf())
+            && !self.is_ended.load(Ordering::SeqCst)
+        {
             std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// Answers that are sent later, in parts: those of one answer in order.
+#[derive(Default)]
+struct LateAnswers {
+    answers: Vec<VecDeque<Vec<u8>>>,
+    dice: u64,
+}
+
+impl LateAnswers {
+    const MOST: usize = 6;
+
+    /// Sends them all, in any order, unless more may be added to them.
+    fn send_if_due(&mut self, stream: &mut TcpStream) -> io::Result<()> {
+        if self.answers.is_empty() {
+            return Ok(());
+        }
+        stream.set_read_timeout(Some(Duration::from_millis(3)))?;
+        let has_more = stream.peek(&mut [0]).is_ok_and(|count| count > 0);
+        stream.set_read_timeout(None)?;
+        let mut dice = Dice(self.dice);
+        let rest = if has_more { LateAnswers::MOST } else { 0 };
+        while self.answers.len() > rest {
+            let at = dice.below(self.answers.len() as u64) as usize;
+            if let Some(part) = self.answers[at].pop_front() {
+                stream.write_all(&part)?;
+            }
+            if self.answers[at].is_empty() {
+                self.answers.remove(at);
+            }
+        }
+        self.dice = dice.roll();
+        Ok(())
+    }
+}
+
+/// A network between a client and a server, on threads of its own, which can be cut.
+pub(crate) struct Network {
+    cuts: Arc<NetworkCuts>,
+    port: u16,
+    acceptor: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct NetworkCuts {
+    is_cut: AtomicBool,
+    is_ended: AtomicBool,
+    /// Number of cuts after which nothing came through that had been sent before.
+    drops: AtomicU64,
+}
+
+impl Network {
+    fn start(server: u16) -> Network {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("its address").port();
+        let cuts = Arc::new(NetworkCuts::default());
+        let of_acceptor = Arc::clone(&cuts);
+        let acceptor = std::thread::spawn(move || {
+            for client in listener.incoming() {
+                if of_acceptor.is_ended.load(Ordering::SeqCst) {
+                    return;
+                }
+                let Ok(client) = client else { continue };
+                let Ok(server) = TcpStream::connect(("127.0.0.1", server)) else { continue };
+                for (from, to) in [(&client, &server), (&server, &client)] {
+                    let [from, to] = [from, to].map(|stream| stream.try_clone().expect("a copy"));
+                    let cuts = Arc::clone(&of_acceptor);
+                    std::thread::spawn(move || cuts.pass_on(from, to));
+                }
+            }
+        });
+        Network { cuts, port, acceptor: Some(acceptor) }
+    }
+
+    /// Nothing comes through, in either direction.
+    pub(crate) fn cut(&self) {
+        self.cuts.is_cut.store(true, Ordering::SeqCst);
+    }
+
+    /// Repairs a cut: what was sent before and meanwhile comes through, also for connections that have ended, or is gone.
+    pub(crate) fn repair(&self, is_gone: bool) {
+        self.cuts.drops.fetch_add(u64::from(is_gone), Ordering::SeqCst);
+        self.cuts.is_cut.store(false, Ordering::SeqCst);
+    }
+}
+
+impl NetworkCuts {
+    fn pass_on(&self, mut from: TcpStream, mut to: TcpStream) {
+        let _ = to.set_nodelay(true);
+        let mut bytes = vec![0; 64 << 10];
+        loop {
+            let count = from.read(&mut bytes).unwrap_or(0);
+            let drops = self.drops.load(Ordering::SeqCst);
+            while self.is_cut.load(Ordering::SeqCst) && !self.is_ended.load(Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let is_dropped = drops != self.drops.load(Ordering::SeqCst);
+            if count == 0 || is_dropped || to.write_all(&bytes[..count]).is_err() {
+                let how = if is_dropped { Shutdown::Both } else { Shutdown::Write };
+                let _ = to.shutdown(how);
+                if is_dropped {
+                    let _ = from.shutdown(how);
+                }
+                return;
+            }
+        }
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        self.cuts.is_ended.store(true, Ordering::SeqCst);
+        let _ = TcpStream::connect(("127.0.0.1", self.port));
+        if let Some(acceptor) = self.acceptor.take() {
+            acceptor.join().expect("the acceptor");
         }
     }
 }
@@ -176,10 +307,21 @@ pub(crate) struct TestServer {
     pub(crate) control: Arc<Control>,
     pub(crate) address: ServerAddress,
     pub(crate) port: u16,
+    /// Between it and its clients.
+    pub(crate) network: Option<Network>,
     acceptor: Option<JoinHandle<()>>,
 }
 
 impl TestServer {
+    /// Starts one behind a network that can be cut.
+    pub(crate) fn start_apart(announced: Announced) -> TestServer {
+        let mut server = TestServer::start(announced);
+        let network = Network::start(server.port);
+        server.address = format!("nbd://127.0.0.1:{}/x", network.port).parse().expect("an address");
+        server.network = Some(network);
+        server
+    }
+
     pub(crate) fn start(announced: Announced) -> TestServer {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = listener.local_addr().expect("its address").port();
@@ -194,6 +336,8 @@ impl TestServer {
             is_let_go: AtomicBool::new(false),
             is_ended: AtomicBool::new(false),
             requests: AtomicU64::new(0),
+            accepted: AtomicU64::new(0),
+            deaf: AtomicU64::new(0),
         });
         let of_acceptor = Arc::clone(&control);
         let acceptor = std::thread::spawn(move || {
@@ -210,9 +354,10 @@ impl TestServer {
                         continue;
                     }
                     connections.insert(number, stream.try_clone().expect("a copy"));
+                    control.accepted.store(number + 1, Ordering::SeqCst);
                 }
                 std::thread::spawn(move || {
-                    let _ = serve(&control, stream);
+                    let _ = serve(&control, stream, number);
                     if let Some(stream) = lock(&control.connections).remove(&number) {
                         let _ = stream.shutdown(Shutdown::Both);
                     }
@@ -220,7 +365,7 @@ impl TestServer {
             }
         });
         let address = format!("nbd://127.0.0.1:{port}/x").parse().expect("an address");
-        TestServer { control, address, port, acceptor: Some(acceptor) }
+        TestServer { control, address, port, network: None, acceptor: Some(acceptor) }
     }
 }
 
@@ -242,9 +387,9 @@ fn number<const N: usize>(stream: &mut impl Read) -> io::Result<[u8; N]> {
 }
 
 /// The handshake, and then requests until the connection ends.
-fn serve(control: &Control, mut stream: TcpStream) -> io::Result<()> {
+fn serve(control: &Control, mut stream: TcpStream, connection: u64) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    control.wait_while_paused();
+    control.wait_while_paused(connection);
     let announced = control.announced;
     stream.write_all(b"NBDMAGICIHAVEOPT\0\x03")?;
     number::<4>(&mut stream)?;
@@ -273,11 +418,20 @@ fn serve(control: &Control, mut stream: TcpStream) -> io::Result<()> {
         stream.write_all(&answer(option, 1, &[]))?;
         break;
     }
-    while serve_one(control, &mut stream)? {}
+    let mut late = LateAnswers { dice: connection, ..LateAnswers::default() };
+    while serve_one(control, &mut stream, connection, &mut late)? {
+        late.send_if_due(&mut stream)?;
+        control.wait_while_paused(connection);
+    }
     Ok(())
 }
 
-fn serve_one(control: &Control, stream: &mut TcpStream) -> io::Result<bool> {
+fn serve_one(
+    control: &Control,
+    stream: &mut TcpStream,
+    connection: u64,
+    late: &mut LateAnswers,
+) -> io::Result<bool> {
     let head: [u8; 28] = number(stream)?;
     let field = |at: usize, len: usize| {
         head[at..at + len].iter().fold(0_u64, |number, byte| number << 8 | u64::from(*byte))
@@ -290,7 +444,7 @@ fn serve_one(control: &Control, stream: &mut TcpStream) -> io::Result<bool> {
     };
     let mut data = vec![0; if asked.command == WRITE { asked.len as usize } else { 0 }];
     stream.read_exact(&mut data)?;
-    control.wait_while_paused();
+    control.wait_while_paused(connection);
     if asked.command == 2 {
         return Ok(false);
     }
@@ -335,15 +489,19 @@ fn serve_one(control: &Control, stream: &mut TcpStream) -> io::Result<bool> {
     }
     let cookie = asked.cookie ^ if plan == Plan::WrongCookie { 1 << 40 } else { 0 };
     let extra = if plan == Plan::WrongLength { 4096 } else { 0 };
-    if asked.command == READ && control.announced.is_chunked {
+    let parts = if asked.command == READ && control.announced.is_chunked {
         // In two chunks, so that both kinds of end are seen.
         let (first, second) = read.split_at(read.len() / 2);
-        stream.write_all(&chunk(0, cookie, asked.offset, first.len() + extra, first))?;
         let offset = asked.offset + first.len() as u64;
-        stream.write_all(&chunk(1, cookie, offset, second.len(), second))?;
+        let second = chunk(1, cookie, offset, second.len(), second);
+        [chunk(0, cookie, asked.offset, first.len() + extra, first), second].into()
     } else {
-        let errno = 0;
-        stream.write_all(&[simple(errno, cookie), read].concat())?;
+        VecDeque::from([[simple(0, cookie), read].concat()])
+    };
+    if plan == Plan::Later {
+        late.answers.push(parts);
+    } else {
+        parts.iter().try_for_each(|part| stream.write_all(part))?;
     }
     Ok(true)
 }
