@@ -385,6 +385,7 @@ fn print_tier(
 /// Prints a line on a server that the tier's pages are on, if there is one of this name.
 fn print_server(text: &mut String, tier: &TierReport, server: &str) -> std::fmt::Result {
     let value = |name: &str| tier.value(&format!("{server}_{name}"));
+    let us = |name: &str| value(name) as f64 / 1e3;
     let Some(state) = tier.values.get(&format!("{server}_state")) else { return Ok(()) };
     let state = match state {
         0 if value("lacking_bytes") > 0 => "behind",
@@ -394,9 +395,11 @@ fn print_server(text: &mut String, tier: &TierReport, server: &str) -> std::fmt:
     };
     writeln!(
         text,
-        "  {server:<10} {state}, reads take {:.0} us, {} in flight, {} for others that were late, {} connections made, \
-         {} to be copied to it",
-        value("read_ns") as f64 / 1e3,
+        "  {server:<10} {state}, half of the reads within {:.0} us, 95 % {:.0}, 99 % {:.0}, {} in flight, {} for others that were late, \
+         {} connections made, {} to be copied to it",
+        us("read_ns_p50"),
+        us("read_ns_p95"),
+        us("read_ns_p99"),
         value("in_flight"),
         value("hedges"),
         value("connections"),

@@ -28,6 +28,7 @@ mod handshake;
 mod hostile;
 mod link;
 mod queue;
+mod read_times;
 mod seat;
 mod server;
 mod shared;

@@ -52,12 +52,10 @@ const SPARE: usize = 16;
 const RECENT: usize = 64;
 /// One request of this number of reads may be sent to a second server because the first is slow.
 const READS_PER_HEDGE: u64 = 20;
-/// Slower than this many times the mean a read is asked for again elsewhere: about one of twenty is.
-const HEDGE_AFTER: u64 = 3;
+/// Least time before that, where the server's 95th percentile is shorter: scheduling alone is no reason.
+const HEDGE_AFTER_MIN: Duration = Duration::from_millis(1);
 /// A request is given up after this many times the time for silence, also where its server answers others.
 const STALLS_OLD: u32 = 4;
-/// Least time before that, so that scheduling alone is no reason.
-const HEDGE_AFTER_MIN: Duration = Duration::from_millis(1);
 
 /// A buffer of a request.
 #[derive(Clone, Copy, Debug)]
@@ -97,6 +95,14 @@ pub struct NbdEnd {
 /// A set of servers.
 type Servers = u8;
 
+/// A request as one server has it.
+#[derive(Clone, Copy, Debug)]
+struct AtServer {
+    since: Instant,
+    /// The server's life in which it was done.
+    life: u32,
+}
+
 /// A request between `push` and its end.
 #[derive(Clone, Copy, Debug)]
 struct NbdRequest {
@@ -109,10 +115,9 @@ struct NbdRequest {
     at: Servers,
     /// Servers that have answered that they did it.
     done: Servers,
-    /// The lives in which they did.
-    lives: [u32; SERVERS_MAX],
     /// Servers that have had it, of a read.
     tried: Servers,
+    by_server: [AtServer; SERVERS_MAX],
     /// Servers that may write it later.
     late: Servers,
     errno: i32,
@@ -122,16 +127,17 @@ struct NbdRequest {
 
 impl NbdRequest {
     fn new(token: u64, is_read: bool, offset: u64, len: u32) -> NbdRequest {
+        let started = Instant::now();
         NbdRequest {
             token,
             is_read,
             offset,
             len,
-            started: Instant::now(),
+            started,
             at: 0,
             done: 0,
-            lives: [0; SERVERS_MAX],
             tried: 0,
+            by_server: [AtServer { since: started, life: 0 }; SERVERS_MAX],
             late: 0,
             errno: libc::ENOTCONN,
             is_over: false,
@@ -356,6 +362,10 @@ impl NbdQueue {
         let pending = &mut self.requests.pending[index];
         pending.tried |= 1 << at;
         pending.at |= 1 << at;
+        // The first is asked when the request begins.
+        if pending.tried.count_ones() > 1 {
+            pending.by_server[at].since = Instant::now();
+        }
         self.lines[at].start(index, NbdCommand::Read, offset, len as u32);
         true
     }
@@ -445,9 +455,8 @@ impl NbdQueue {
                 continue;
             }
             let server = &self.lines[pending.at.trailing_zeros() as usize].server;
-            let patience = Duration::from_nanos(server.read_ns() * HEDGE_AFTER);
-            let is_late =
-                now.saturating_duration_since(pending.started) > patience.max(HEDGE_AFTER_MIN);
+            let patience = server.read_p95().max(HEDGE_AFTER_MIN);
+            let is_late = now.saturating_duration_since(pending.started) > patience;
             if is_late && self.hedges * READS_PER_HEDGE < self.reads && self.start_read(index) {
                 self.hedges += 1;
                 let tried = self.requests.pending[index].at & !pending.at;
@@ -478,7 +487,7 @@ impl NbdQueue {
             match end {
                 FlightEnd::Done => {
                     pending.done |= bit;
-                    pending.lives[at] = line.life;
+                    pending.by_server[at].life = line.life;
                 }
                 FlightEnd::Unsent => {}
                 FlightEnd::Lost => pending.errno = libc::ECONNRESET,
@@ -500,7 +509,7 @@ impl NbdQueue {
         let server = &self.lines[at].server;
         if end == FlightEnd::Done {
             server.count(ServerEvent::Read);
-            server.note_read(pending.started.elapsed());
+            server.note_read(pending.by_server[at].since.elapsed());
         }
         if pending.is_over {
             return self.requests.free_if_idle(index);
@@ -542,7 +551,7 @@ impl NbdQueue {
             // One that began anew while others were not through has lost it.
             for (at, line) in self.lines.iter().enumerate() {
                 let is_done = pending.done & 1 << at != 0;
-                if is_done && !line.server.note_written(pending.lives[at], offset, len) {
+                if is_done && !line.server.note_written(pending.by_server[at].life, offset, len) {
                     pending.done &= !(1 << at);
                 }
             }

@@ -13,6 +13,7 @@ use crate::address::{Endpoint, NetworkError, ServerAddress};
 use crate::blocks::{BLOCK, BlockSet};
 use crate::handshake::{Export, greet, request_tls};
 use crate::link::{BufferTable, FlightEnd, Link};
+use crate::read_times::ReadTimes;
 use crate::seat::{Seat, Seated};
 use crate::stream::{Connection, NbdStream, Timed};
 use crate::sync::{AtomicBool, AtomicU64, Ordering};
@@ -64,8 +65,12 @@ pub struct ServerStats {
     pub connections: u64,
     /// Reads that another server was too late for.
     pub hedges: u64,
-    /// Mean time of a read.
-    pub read_time: Duration,
+    /// Half of its reads, of late, ended within this; zero: there was none.
+    pub read_p50: Duration,
+    /// 95 of a hundred did.
+    pub read_p95: Duration,
+    /// 99 of a hundred did.
+    pub read_p99: Duration,
     /// Bytes that it lacks and other servers have.
     pub lacking: u64,
     /// Bytes that it got from other servers after it had been away.
@@ -86,7 +91,9 @@ impl ServerStats {
             ("breaks", self.breaks),
             ("connections", self.connections),
             ("hedges", self.hedges),
-            ("read_ns", self.read_time.as_nanos() as u64),
+            ("read_ns_p50", self.read_p50.as_nanos() as u64),
+            ("read_ns_p95", self.read_p95.as_nanos() as u64),
+            ("read_ns_p99", self.read_p99.as_nanos() as u64),
             ("lacking_bytes", self.lacking),
             ("copied_bytes", self.copied),
             ("barred_bytes", self.barred),
@@ -126,8 +133,9 @@ struct ServerCounts {
     events: [AtomicU64; 6],
     in_flight: AtomicU64,
     copied: AtomicU64,
-    /// Mean time of a read, in nanoseconds.
+    /// Mean time of a read, in nanoseconds: which server is nearest.
     read_ns: AtomicU64,
+    read_times: ReadTimes,
 }
 
 /// The content of the server's first block, and the thread that looks after it.
@@ -280,7 +288,13 @@ impl NbdServer {
         self.counts.read_ns.load(Ordering::Relaxed)
     }
 
+    /// Time after which a read is late: one of twenty is.
+    pub(crate) fn read_p95(&self) -> Duration {
+        self.counts.read_times.p95()
+    }
+
     pub(crate) fn note_read(&self, took: Duration) {
+        self.counts.read_times.note(took);
         let (took, mean) = (took.as_nanos() as u64, self.read_ns());
         let next = if mean == 0 { took } else { mean - mean / 16 + took / 16 };
         self.counts.read_ns.store(next, Ordering::Relaxed); // One of two racers is lost: a mean all the same.
@@ -321,7 +335,9 @@ impl NbdServer {
             breaks: count(ServerEvent::Break),
             connections: count(ServerEvent::Connection),
             hedges: count(ServerEvent::Hedge),
-            read_time: Duration::from_nanos(self.read_ns()),
+            read_p50: self.counts.read_times.quantile(50),
+            read_p95: self.counts.read_times.quantile(95),
+            read_p99: self.counts.read_times.quantile(99),
             lacking: self.lacking.count() * BLOCK,
             copied: self.counts.copied.load(Ordering::Relaxed),
             barred: self.barred.count() * BLOCK,

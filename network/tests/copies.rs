@@ -6,7 +6,7 @@ use common::{
     Announced, Asked, PATIENCE, PATIENT, Page, Plan, QUICK, READ, TestServer, WRITE, client, run,
     until_done,
 };
-use farheap_nbd::{Client, Ending, NbdQueue, NbdTimes, ServerState};
+use farheap_nbd::{Client, Ending, NbdQueue, NbdTimes, ServerState, ServerStats};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -253,12 +253,15 @@ fn a_slow_read_is_asked_for_elsewhere_within_the_bound() {
             if is_slow { Plan::Slowly(2000) } else { Plan::Answer }
         });
     }
-    let start = Instant::now();
     let mut page = Page::of(0, PAGE);
     assert_eq!(run(&mut queue, true, PAGE as u64, &mut page), Ending::Done);
-    let _ = start;
-    let hedges: u64 = client.stats().iter().map(|stats| stats.hedges).sum();
+    let stats = client.stats();
+    let hedges: u64 = stats.iter().map(|stats| stats.hedges).sum();
     assert!((1..=11).contains(&hedges), "{hedges}");
+    let is_ordered =
+        |stats: &ServerStats| stats.read_p50 <= stats.read_p95 && stats.read_p95 <= stats.read_p99;
+    assert!(stats.iter().all(is_ordered), "{stats:?}");
+    assert!(stats.iter().any(|stats| !stats.read_p50.is_zero()), "{stats:?}");
 }
 
 #[test]

@@ -71,18 +71,21 @@ impl Exposition {
     fn add_server(&mut self, labels: &str, tier: &TierReport, at: usize) {
         for (name, _) in ServerStats::default().iter() {
             let Some(value) = tier.values.get(&format!("server{at}_{name}")) else { continue };
-            let mut text = value.to_string();
+            let labels = format!("{labels},server=\"{at}\"");
+            if let Some(Ok(percent)) = name.strip_prefix("read_ns_p").map(str::parse::<u32>) {
+                let labels = format!("{labels},quantile=\"{}\"", f64::from(percent) / 100.0);
+                let help = "Latency of late of reads from a server of a tier".to_owned();
+                let seconds = (*value as f64 / 1e9).to_string();
+                self.sample("server_read_latency_seconds", "summary", help, labels, seconds);
+                continue;
+            }
             let (metric, kind) = match name {
                 "state" => ("server_state".to_owned(), "gauge"),
                 "copied_bytes" => ("server_copied_bytes_total".to_owned(), "counter"),
-                "read_ns" => {
-                    text = (*value as f64 / 1e9).to_string();
-                    ("server_read_seconds".to_owned(), "gauge")
-                }
                 _ => metric(&format!("server_{name}")),
             };
             let help = format!("Count {name} of a server of a tier");
-            self.sample(&metric, kind, help, format!("{labels},server=\"{at}\""), text);
+            self.sample(&metric, kind, help, labels, value.to_string());
         }
     }
 
@@ -146,7 +149,8 @@ mod tests {
 
     #[test]
     fn servers_are_told_apart_by_a_label() {
-        let names = ["server0_reads", "server1_reads", "server1_read_ns", "server1_copied_bytes"];
+        let names =
+            ["server0_reads", "server1_reads", "server1_read_ns_p95", "server1_copied_bytes"];
         let values = names.map(|name| (name.to_owned(), 5_000_000));
         let tier = TierReport { name: "far".to_owned(), values: BTreeMap::from(values) };
         let mut exposition = Exposition::default();
@@ -154,7 +158,7 @@ mod tests {
         let text = exposition.text();
         for line in [
             "farheap_server_reads_total{pid=\"7\",tier=\"far\",server=\"0\"} 5000000\n",
-            "farheap_server_read_seconds{pid=\"7\",tier=\"far\",server=\"1\"} 0.005\n",
+            "farheap_server_read_latency_seconds{pid=\"7\",tier=\"far\",server=\"1\",quantile=\"0.95\"} 0.005\n",
             "# TYPE farheap_server_copied_bytes_total counter\n",
         ] {
             assert!(text.contains(line), "{text}");
