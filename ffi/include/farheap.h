@@ -426,6 +426,11 @@ typedef struct farheap_stats {
     uint64_t reads_in_flight;
     /* The maximum number of read requests that were at the device at once. */
     uint64_t reads_in_flight_max;
+    /* Pages read that an eighth more of the limit would have kept, by how many others left
+     * meanwhile: an estimate. */
+    uint64_t reads_saved_by_eighth;
+    /* The same of a quarter more. */
+    uint64_t reads_saved_by_quarter;
     /* Pages written to the device. */
     uint64_t pages_out;
     /* Bytes written to the device. */

@@ -67,6 +67,13 @@ macro_rules! for_region_stats {
                 /// The maximum number of read requests that were at the device at once.
                 reads_in_flight_max: most "at most at once";
             }
+            "of these reads, more memory would have saved" {
+                /// Pages read that an eighth more of the limit would have kept, by how many others left meanwhile: an
+                /// estimate.
+                reads_saved_by_eighth: count "with 1/8 more";
+                /// The same of a quarter more.
+                reads_saved_by_quarter: count "with 1/4 more";
+            }
             "device writes" {
                 /// Pages written to the device.
                 pages_out: count "pages";

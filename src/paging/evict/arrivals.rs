@@ -37,8 +37,8 @@ impl Residents {
         Ok(Residents { policy, arrived: Arrived::default(), returns })
     }
 
-    /// Notes that an absent page has come in.
-    pub(in crate::paging) fn arrive(&mut self, page: PageId, how: Insert) {
+    /// Notes that an absent page has come in. Returns how many pages have left since it left itself, if that is known.
+    pub(in crate::paging) fn arrive(&mut self, page: PageId, how: Insert) -> Option<u64> {
         match how {
             Insert::Fresh => self.arrived.fresh += 1,
             Insert::Filled => self.arrived.filled += 1,
@@ -48,7 +48,7 @@ impl Residents {
             }
         }
         self.returns.arrive(page, how);
-        self.policy.inserted(page, how);
+        self.policy.inserted(page, how)
     }
 
     /// Lists a page that is in memory already, unless the policy knows it: one of a chunk that is closed, or

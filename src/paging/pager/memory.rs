@@ -424,7 +424,7 @@ impl RegionMemory {
         {
             let mut policy = self.policy.lock();
             match how {
-                Some(how) => policy.arrive(page, how),
+                Some(how) => self.note_return(policy.arrive(page, how)),
                 None => {
                     policy.retouched(page);
                     policy.list(page);
@@ -468,7 +468,8 @@ impl RegionMemory {
                     rest.split_off(..left.min(rest.len())).expect("no more than there are");
                 let wanted = cluster.iter().any(|read| read.wanted);
                 for _ in cluster {
-                    policy.arrive(page, if wanted { Insert::Filled } else { Insert::Prefetched });
+                    let how = if wanted { Insert::Filled } else { Insert::Prefetched };
+                    self.note_return(policy.arrive(page, how));
                     page = PageId(page.0 + 1);
                 }
             }
@@ -477,6 +478,14 @@ impl RegionMemory {
             let resident = Word::resident(read.moving.slot()).with_prefetched(!read.wanted);
             self.table.publish(page, read.moving, flagged(resident));
         }
+    }
+
+    /// Counts a read of a page that has left while `distance` others did: that many pages more would have saved it.
+    fn note_return(&self, distance: Option<u64>) {
+        let Some(distance) = distance else { return };
+        let (limit, counters) = (self.budget().limit().0 / PAGE as u64, &self.counters);
+        counters.reads_saved_by_eighth.add(u64::from(distance <= limit / 8));
+        counters.reads_saved_by_quarter.add(u64::from(distance <= limit / 4));
     }
 
     /// Wakes the threads that wait for a page, to fault again.

@@ -86,11 +86,11 @@ impl Policy {
         PageCount(self.order.len())
     }
 
-    /// Notes that an absent page became resident.
-    pub fn inserted(&mut self, page: PageId, how: Insert) {
-        if !self.pages.place(page).is_resident() {
-            self.order.arrive(&mut self.pages, page, how);
-        }
+    /// Notes that an absent page became resident. Returns how many pages have left since it left itself, if it is
+    /// remembered.
+    pub fn inserted(&mut self, page: PageId, how: Insert) -> Option<u64> {
+        let is_listed = self.pages.place(page).is_resident();
+        if is_listed { None } else { self.order.arrive(&mut self.pages, page, how) }
     }
 
     /// Notes that a victim was touched before it left: it is resident again, and known hot.

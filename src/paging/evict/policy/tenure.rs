@@ -145,14 +145,21 @@ impl Tenure {
         self.small.len() + self.main.len() + self.cold.len()
     }
 
-    /// Lists a page that is on no list and no victim; it may be a ghost.
-    pub(super) fn arrive(&mut self, pages: &mut PolicyPages, page: PageId, how: Insert) {
+    /// Lists a page that is on no list and no victim. Of a ghost it returns how many pages have left since this one did:
+    /// with room for all of them it would be here.
+    pub(super) fn arrive(
+        &mut self,
+        pages: &mut PolicyPages,
+        page: PageId,
+        how: Insert,
+    ) -> Option<u64> {
         let ahead = if how == Insert::Prefetched { 256 } else { 0 };
         // Rounded away from zero, so that the share reaches both ends.
         let change = ahead - self.ahead_share;
         self.ahead_share += change / AHEAD_MEMORY + change.signum();
         // Readahead's guess is no proof of use: it starts on probation, ghost or not.
-        let distance = self.refault_distance(pages, page).filter(|_| how == Insert::Filled);
+        let returned = self.refault_distance(pages, page);
+        let distance = returned.filter(|_| how == Insert::Filled);
         if distance.is_some_and(|distance| distance <= self.main.len() / HOT_PART) {
             pages.reward_refault(page);
         } else {
@@ -164,6 +171,7 @@ impl Tenure {
             pages.push_newest(&mut self.small, page, Place::Small);
             self.publish(pages);
         }
+        returned
     }
 
     /// Lists a victim that was touched before it left.

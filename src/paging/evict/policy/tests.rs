@@ -11,7 +11,9 @@ fn build(resident: u64) -> Policy {
 }
 
 fn insert(policy: &mut Policy, pages: impl IntoIterator<Item = u64>) {
-    pages.into_iter().for_each(|page| policy.inserted(PageId(page), Insert::Fresh));
+    for page in pages {
+        policy.inserted(PageId(page), Insert::Fresh);
+    }
 }
 
 fn victims(policy: &mut Policy, want: u64) -> Vec<u64> {
@@ -91,6 +93,19 @@ fn calls_that_do_not_fit_the_state_change_nothing() {
     let mut named = victims(policy, 9);
     named.sort_unstable();
     assert_eq!(named, [0, 1, 2]);
+}
+
+#[test]
+fn a_page_that_returns_tells_how_many_have_left_since() {
+    let policy = &mut build(100);
+    insert(policy, 0..100);
+    let left = victims(policy, 10);
+    left.iter().for_each(|page| policy.evicted(PageId(*page)));
+    let returns = |policy: &mut Policy, page| policy.inserted(PageId(page), Insert::Filled);
+    assert_eq!(returns(policy, left[9]), Some(1), "itself");
+    assert_eq!(returns(policy, left[0]), Some(10));
+    assert_eq!(returns(policy, left[0]), None, "it is here");
+    assert_eq!(returns(policy, 500), None, "it was never here");
 }
 
 #[test]
