@@ -235,7 +235,7 @@ impl Blocks {
 }
 
 // SAFETY: memory stays valid until it is freed, wherever the handle moves: it belongs to the arena
-// that all clones share, and `Spill` promises the same for what has spilled.
+// that all clones share, and memory that has spilled is the same.
 unsafe impl Allocator for Temporary {
     fn allocate(&self, layout: Layout) -> std::result::Result<NonNull<[u8]>, AllocError> {
         let ptr = if layout.size() == 0 {

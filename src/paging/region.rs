@@ -33,8 +33,8 @@ pub use crate::paging::stats::Stats;
 use crate::base::error::{Error, Result};
 use crate::base::local::keep_local;
 use crate::base::units::ByteCount;
+use crate::limit::manager::Spill;
 use crate::limit::manager::{Account, MemoryManager};
-use crate::manager::Spill;
 use crate::paging::counters::Counters;
 use crate::paging::evict::Evictor;
 use crate::paging::evict::requests::Requests;
@@ -270,7 +270,7 @@ impl Region {
 
     /// [`create`](Region::create) under a memory manager: `config.limit` is then a ceiling, the
     /// manager's limit holds for this region and all other consumers together, and temporary
-    /// memory of the manager that does not fit may [spill](crate::limit::manager::Spill) here. As
+    /// memory of the manager that does not fit may spill here. As
     /// much as it needs to work ([`RegionConfig::LIMIT_MIN`]) is the region's floor.
     ///
     /// # Errors

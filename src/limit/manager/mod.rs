@@ -4,7 +4,7 @@
 //! of the one budget. A charge that does not fit makes the manager ask the consumers'
 //! [`Reclaim`]ers for bytes, cheapest first (`crate::limit::admission` is the protocol). Temporary memory is
 //! handed out by [`MemoryManager::allocate_temporary`]; what does not fit even after reclaiming
-//! spills to a [`Spill`], such as a far heap. Uses `sys`; `pool` and `region` join it from above.
+//! spills to a far region. Uses `sys`; `pool` and `region` join it from above.
 //!
 //! ```text
 //!   pool pages     far pages, frames   temporary memory   host's caches   counted memory
@@ -42,7 +42,7 @@ pub use crate::limit::donation::Donation;
 pub use crate::limit::manager::account::Account;
 pub use crate::limit::manager::consumer::{Reclaim, ReclaimCost};
 pub use crate::limit::manager::report::Pressure;
-pub use crate::limit::manager::spill::Spill;
+pub(crate) use crate::limit::manager::spill::Spill;
 pub use crate::limit::manager::stats::{ConsumerStats, ManagerStats};
 pub use crate::limit::manager::temporary::TemporaryMemory;
 

@@ -11,7 +11,7 @@ use std::ptr::NonNull;
 /// # Safety
 /// The result of [`allocate`](Spill::allocate) is memory of `len` bytes, aligned to 4,096, that
 /// nobody else uses and that can be read and written until it is freed.
-pub unsafe trait Spill: Send + Sync {
+pub(crate) unsafe trait Spill: Send + Sync {
     /// Reserves `len` bytes of evictable memory.
     ///
     /// # Errors

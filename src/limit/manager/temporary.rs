@@ -42,9 +42,8 @@ enum Home {
 }
 
 impl MemoryManager {
-    /// Says where temporary memory goes that does not fit. A far heap that is
-    /// [started under](crate::config::Builder::manager) the manager does that by itself.
-    pub fn set_spill(&self, spill: Weak<dyn Spill>) {
+    /// Sets where temporary memory goes that does not fit.
+    pub(crate) fn set_spill(&self, spill: Weak<dyn Spill>) {
         *self.shared.host.spill.lock() = Some(spill);
     }
 
