@@ -228,7 +228,8 @@ fn pages_of_a_write_that_never_ends_are_there_without_room_for_a_copy() {
     let name = "writes::pages_of_a_write_that_never_ends_are_there_without_room_for_a_copy";
     let body = || {
         {
-            let config = config(Install::Auto).deadline(DEADLINE);
+            // Long enough for the thread that looks, also on a busy machine.
+            let config = config(Install::Auto).deadline(DEADLINE * 5);
             let most = (config.limit.0 / 4096) as usize;
             let Some(far) = Far::new(config.clone(), 3 * most, 1) else { return };
             park_on_sigbus();
