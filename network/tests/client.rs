@@ -101,6 +101,26 @@ fn what_is_written_by_tls_is_read_again() {
 }
 
 #[test]
+fn long_writes_by_tls_are_as_short_ones() {
+    let authority = Authority::new();
+    let certificates = authority.make("localhost", &["127.0.0.1"], false);
+    let Some(server) = nbdkit_tls(&certificates, &[]) else { return };
+    let client = client(&[server.address(&certificates)], PATIENT);
+    let mut queue = client.open_queue(8).expect("a queue");
+    let mut pages: Vec<Page> = (0..8).map(|byte| Page::of(byte, 1 << 20)).collect();
+    for round in 0..40 {
+        for (place, page) in (0..).zip(&mut pages) {
+            push(&mut queue, place, round % 2 == 1, place << 20, page);
+        }
+        while queue.in_flight() > 0 {
+            let mut done = |end: NbdEnd| assert_eq!(end.ending, Ending::Done, "round {round}");
+            queue.wait(Duration::from_millis(50), &mut done).expect("a wait");
+        }
+    }
+    assert_eq!(client.stats()[0].breaks, 0);
+}
+
+#[test]
 fn what_is_written_by_tls_to_qemu_is_read_again() {
     let authority = Authority::new();
     let certificates = authority.make("localhost", &["127.0.0.1"], false);
