@@ -296,7 +296,8 @@ bool far_contains(const void *ptr) FARHEAP_NOEXCEPT;
 /* madvise(2), for local and for far memory, with its arguments and answers. The kernel does not know far memory
  * that has left RAM: after its own MADV_DONTNEED that comes back as it was, after this one it reads as zero,
  * also in a forked child, and after MADV_FREE as well. EINVAL for far memory and advice that it does not know, such as
- * MADV_GUARD_INSTALL: the kernel would drop what is in RAM, and not what has left. `#define madvise far_madvise` after the includes makes a source use it. */
+ * MADV_GUARD_INSTALL: the kernel would drop what is in RAM, and not what has left. Far pages leave by MADV_PAGEOUT, come by
+ * MADV_WILLNEED, and are the next to leave after MADV_COLD. `#define madvise far_madvise` after the includes makes a source use it. */
 int far_madvise(void *start, size_t len, int advice) FARHEAP_NOEXCEPT;
 
 /* Placement in a heap's tier, for ever: once the tier has ended, there is none. */
