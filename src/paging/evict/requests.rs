@@ -80,7 +80,7 @@ impl Requests {
         }
     }
 
-    /// Asks for a range to be evicted, or moved `to` a side, calls `ring`, and waits for the answer. Returns `false`
+    /// Asks for a range to be evicted, calls `ring`, and waits for the answer. Returns `false`
     /// when the region stops instead.
     pub(in crate::paging) fn evict(
         &self,

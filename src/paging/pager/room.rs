@@ -102,8 +102,8 @@ impl Watermarks {
 }
 
 /// Bytes that background eviction keeps available, or on its way out, while it [runs
-/// ahead](Watermarks::set_ahead): chunks for the device, one that is being filled, and three eighths
-/// of the limit at most.
+/// ahead](Watermarks::set_ahead): chunks for the device, one that is being filled, and a quarter of
+/// the limit at most.
 pub(super) fn ahead(limit: ByteCount) -> ByteCount {
     const CHUNKS: u64 = 4;
     ByteCount(limit.0 / 4).min(ByteCount(CHUNKS * CHUNK as u64))

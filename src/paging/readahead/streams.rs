@@ -18,7 +18,7 @@
 //! are asked for and there is no mark: a chunk that was read is mapped when its reader gets there
 //! (`fault::huge_reads`), and that fault is told as well.
 //!
-//! All of it counts in clusters: pages, or groups of small ones ([`cluster_shift`](crate::paging::pager::table::cluster_shift)).
+//! All of it counts in clusters ([`CLUSTER_SHIFT`](crate::paging::pager::table::CLUSTER_SHIFT)).
 //!
 //! Any other fault near a stream ends its confidence: wrong guesses stop after one small block.
 //! Used by handlers, under one leaf lock.

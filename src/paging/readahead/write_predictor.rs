@@ -1,6 +1,6 @@
 //! The write predictor: whether pages that were read in are written before they leave.
 //!
-//! A small page that is read is mapped write-protected, so that it can be dropped without a look
+//! A page that is read is mapped write-protected, so that it can be dropped without a look
 //! when no thread wrote it. Its first write then is a fault, some 9 us. Mapped writable, it costs
 //! nothing to write, but has to be moved out and hashed when it leaves, some 4 us. Which is
 //! cheaper depends on how many of such pages are written, and [`WritePredictor`] estimates that share: for
@@ -19,7 +19,7 @@ const ALL: u32 = 1 << 16;
 /// Share of pages written above which a guess is cheaper: a fault of 9 us that is saved against
 /// 4 us for each page that was guessed wrong.
 const WORTH_IT: u32 = ALL / 3;
-/// Number of the last pages that the share of a chunk follows at least, about: of small pages as many as it has,
+/// Number of the last pages that the share of a chunk follows at least, about: as many as it has,
 /// because they come in by hundreds, and none of them is written yet.
 const CHUNK_MEMORY_MIN: u32 = 128;
 /// The same of the region, in those of a chunk.
