@@ -111,7 +111,7 @@ impl Builder {
     /// permission for userfaultfd; [`Error::Device`] for a device or directory that cannot be used;
     /// [`Error::Os`] when the kernel refuses resources. Under a memory manager also
     /// [`Error::TooManyConsumers`], and [`Error::LimitExceeded`] when its limit does not hold all floors, of which
-    /// the far heap needs 8 MiB or 64 pages.
+    /// the far heap needs 8 MiB.
     pub fn start(self) -> Result<Heap> {
         let _delivered = Deliver::new();
         if heap::is_left_to_parent() {

@@ -52,7 +52,7 @@ pub(crate) struct Tier {
 impl Tier {
     /// Starts the heap.
     ///
-    /// A default limit that is too small for the page size gives way to the smallest that works.
+    /// A default limit that is too small gives way to the smallest that works.
     ///
     /// # Errors
     /// When the configuration is wrong or the machine does not allow it.

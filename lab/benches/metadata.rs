@@ -8,9 +8,8 @@
 //! cargo bench -p farheap-lab --bench metadata -- --test            # does it work? seconds
 //! ```
 //! After Weisgut et al., *Separated Allocator Metadata in Disaggregated In-Memory Databases*: 3 million
-//! blocks of 16 KiB and 10 million of 1 KiB, one after the other, on a far tier with pages of 256 KiB and a
-//! cache that holds next to nothing of it (their Figure 8; theirs is 10 MiB, ours 16 MiB, the least for
-//! such pages, or 1/220 of the data, half of which is for tables); blocks of random sizes in memory of a tier that fits (Figure 9, there on a remote NUMA node; here
+//! blocks of 16 KiB and 10 million of 1 KiB, one after the other, on a far tier with a cache that holds a hundredth of
+//! it (their Figure 8; half of ours is for tables); blocks of random sizes in memory of a tier that fits (Figure 9, there on a remote NUMA node; here
 //! on the last one, where there are several);
 //! the share of the metadata (Figure 6); and the address space that jemalloc's option `retain` takes
 //! (Finding 1). *Separated* is `metadata:local`, *together* `metadata:far`. By default a hundredth

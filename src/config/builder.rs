@@ -333,7 +333,7 @@ impl Builder {
     ///
     /// # Errors
     /// [`Error::Config`] names the first option whose value is out of range or conflicts with
-    /// another, or that names a NUMA node which this machine lacks; [`Error::LimitTooSmall`] when the limit cannot hold 64 pages or is below 8 MiB.
+    /// another, or that names a NUMA node which this machine lacks; [`Error::LimitTooSmall`] when the limit is below 8 MiB.
     pub fn build(self) -> Result<Config> {
         let node = self.options.node.map(probe::NumaNode::find).transpose()?;
         self.build_on(probe::Memory::detect, node)

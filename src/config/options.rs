@@ -32,7 +32,7 @@ macro_rules! for_options {
     ($callback:ident) => { $callback! {
         /// It holds for all that the process has resident. Far memory gives way to what is not far: code,
         /// stacks, local memory, and what the program maps itself. These cannot be evicted: where they leave
-        /// less than 8 MiB or 64 pages, the process is above this limit, and a message gives the limit
+        /// less than 8 MiB, the process is above this limit, and a message gives the limit
         /// that would do. Resident memory is read a hundred times a second.
         ///
         /// Default: [`Limit::Auto`], what the fullest of its control groups has free at the moment, less a
@@ -46,7 +46,7 @@ macro_rules! for_options {
             { heap c bytes limit, "size, share of the memory available, `auto`, or `off`", "",
               "others share the machine" };
 
-        /// It is at least 8 MiB, and at least 64 pages, and has no effect above
+        /// It is at least 8 MiB, and has no effect above
         /// [`limit`](Builder::limit). Pages, staging frames and tables of far memory count.
         ///
         /// Default: [`Limit::Auto`], as much as the limit of the process, and on a [`node`](Builder::node) at most

@@ -125,6 +125,7 @@ impl Region {
     /// ([`slice_from_raw_parts`](std::ptr::slice_from_raw_parts)). Many scattered ranges cost one wake-up.
     ///
     /// # Errors
+    /// [`Error::Forked`] in a child of the region's process, whose faults are served without advice;
     /// [`Error::BadRange`] when a range is not in this region; advice about those before it is followed. Of
     /// [`Advice::PageOutNow`] also [`Error::Os`] with the device's error while write-back fails, and
     /// [`Error::StoreFull`] while no slot is free.
@@ -151,6 +152,9 @@ impl Region {
     /// # Ok::<(), farheap::Error>(())
     /// ```
     pub fn advise<T>(&self, ranges: &[*const [T]], advice: Advice) -> Result<()> {
+        if !self.is_here() {
+            return Err(Error::Forked { what: "a region" });
+        }
         // A device that answers at once, as memory does, is read by the thread that asks.
         let advice = match advice {
             Advice::WillNeedNow if !self.pager.mapper().is_in_thread() => Advice::WillNeed,
@@ -219,6 +223,9 @@ impl Region {
     /// # Errors
     /// As [`advise`](Region::advise).
     pub fn evict_all(&self) -> Result<()> {
+        if !self.is_here() {
+            return Err(Error::Forked { what: "a region" });
+        }
         self.extents.check_runs()?;
         let end = self.extents.fresh_pages();
         if end.0 == 0 { Ok(()) } else { evict_pages(self, PageId(0), end) }
@@ -228,8 +235,10 @@ impl Region {
     /// the device has been quiet for half a second, because giving space back holds up reads, or until
     /// more has been freed than is stored for two seconds.
     pub fn return_space(&self) {
-        self.requests.discard();
-        self.pager.pool().waiters().call_evictor();
+        if self.is_here() {
+            self.requests.discard();
+            self.pager.pool().waiters().call_evictor();
+        }
     }
 
     /// Brings the range's pages in and keeps them: they are not evicted while the guard lives. For memory

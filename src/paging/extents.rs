@@ -110,15 +110,15 @@ impl Extents {
         Ok((PageId(first as u64), PageCount((end - first) as u64)))
     }
 
-    /// Reserves and commits `len` bytes at the start of a page.
+    /// Reserves and commits `len` bytes at a multiple of `align`.
     ///
     /// # Errors
     /// As [`Region::map`](crate::paging::region::Region::map).
-    pub(in crate::paging) fn map(&self, len: usize) -> Result<NonNull<u8>> {
+    pub(in crate::paging) fn map(&self, len: usize, align: usize) -> Result<NonNull<u8>> {
         if !self.pager.table().is_here() {
             return Err(Error::Forked { what: "a region" });
         }
-        let offset = self.reserve_at(len, PAGE)?;
+        let offset = self.reserve_at(len, align)?;
         let capacity = self.capacity();
         if let Err(error) = self.ranges.commit(offset, len, |after| self.fits(after, capacity)) {
             self.ranges.release(offset, len);

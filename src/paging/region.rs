@@ -43,7 +43,7 @@ use crate::paging::fault::handler::Handler;
 use crate::paging::fault::supervisor::Supervisor;
 use crate::paging::fork;
 use crate::paging::limits::TwoLimits;
-use crate::paging::page::PAGE;
+use crate::paging::page::{PAGE, PAGE_SIZE};
 use crate::paging::pager::memory::RegionMemory;
 use crate::paging::pager::{Pager, reclaim};
 use crate::paging::pins::Pins;
@@ -118,7 +118,7 @@ fn fixed_bytes(memory: &RegionMemory, handlers: usize) -> ByteCount {
     ByteCount(bytes as u64)
 }
 
-/// `store`, with blocks of `block` encrypted before they reach it.
+/// `store`, with pages encrypted before they reach it.
 ///
 /// # Errors
 /// [`Error::Config`] without the feature `encrypt`; else as `EncryptedStore::new`.
@@ -299,7 +299,13 @@ impl Region {
     /// [`Error::LimitExceeded`] when the tables that describe all that is mapped could take more
     /// than half of the limit ([`RegionConfig::tables_max`]).
     pub fn map(&self, len: ByteCount) -> Result<NonNull<u8>> {
-        self.extents.map(self.extents.whole_pages(len)?)
+        self.map_aligned(len, PAGE_SIZE)
+    }
+
+    /// [`map`](Region::map) at a multiple of `align`, a power of two that is 4 KiB to 2 MiB.
+    #[doc(hidden)]
+    pub fn map_aligned(&self, len: ByteCount, align: ByteCount) -> Result<NonNull<u8>> {
+        self.extents.map(self.extents.whole_pages(len)?, align.as_usize())
     }
 
     /// Takes back a range from [`map`](Region::map): contents, frames and slots go. In a forked

@@ -30,7 +30,7 @@ pub(in crate::paging) const SLOTS_READY: u64 = 1024;
 const PART: u64 = 2;
 
 /// Committed memory, in pages and in the spans of addresses whose tables come and go together: how
-/// many of each have at least one live unit.
+/// many of each have at least one live page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::paging) struct Committed {
     pub(in crate::paging) pages: u64,

@@ -5,9 +5,10 @@ use crate::common::{bytes, seed, watchdog};
 use crate::harness::{
     DEADLINE, Far, HUNG, check_page, config, fill_page, read_word, stamp, wait_until,
 };
-use farheap::ByteCount;
 use farheap::region::{Advice, Install};
 use farheap::store::Op;
+use farheap::{ByteCount, Error};
+use std::fs::File;
 use std::io::Write;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -314,6 +315,35 @@ fn a_child_drops_the_guard_of_its_parents_pin() {
         drop(guard);
         far.region.unpin(bytes(far.ptr(0), far.len(8))).expect_err("is not pinned any more");
     }
+}
+
+#[test]
+fn a_child_that_advises_what_it_has_inherited_is_told_whose_that_is() {
+    let Some(far) = Far::new(config(Install::Auto), 64, seed("advice of a child")) else { return };
+    far.fill(0..64);
+    far.region.evict_all().expect("written");
+    far.check(0..8);
+    let child = fork(|| {
+        // The parent's descriptors are closed: a file of the child has the number of one.
+        let mine: Vec<File> = (0..64).map_while(|_| tempfile::tempfile().ok()).collect();
+        let range: *const [u8] = bytes(far.ptr(0), far.len(64));
+        for advice in [Advice::WillNeed, Advice::WillNeedNow, Advice::Cold, Advice::PageOutNow] {
+            let refused = far.region.advise(&[range], advice);
+            assert!(matches!(refused, Err(Error::Forked { .. })), "{advice:?}: {refused:?}");
+        }
+        far.region.evict_all().expect_err("the parent's");
+        far.region.return_space();
+        for file in mine {
+            assert_eq!(
+                file.metadata().expect("a file").len(),
+                0,
+                "a foreign descriptor was written"
+            );
+        }
+        far.check(0..64);
+    });
+    assert_eq!(wait_for(child), 0);
+    far.check(0..64);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Several far tiers at once: each with its own device, page size and limit.
+//! Several far tiers at once: each with its own device and limit.
 //!
 //! Guards: G1, G5.
 

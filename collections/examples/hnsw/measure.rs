@@ -68,7 +68,10 @@ fn collective(
         .limit(room)
         // No pointer of a container reaches a system call.
         .mode(FaultMode::InThread);
-    Ok(Arc::new(Collective::create(CollectiveConfig::new().local(local).region(region), store)?))
+    Ok(Arc::new(Collective::create(
+        CollectiveConfig::new().page(args.page).local(local).region(region),
+        store,
+    )?))
 }
 
 /// Builds the index.

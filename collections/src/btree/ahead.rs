@@ -11,7 +11,6 @@ use crate::sub::Collective;
 
 use farheap::region::Advice;
 use std::borrow::Borrow;
-use std::ptr::slice_from_raw_parts;
 
 /// Maximum number of units that one call brings in: they must not push each other out.
 const UNITS_MAX: usize = 64;
@@ -59,7 +58,8 @@ impl UnitRecord<'_> {
     }
 
     fn fetch<K, V>(&self, nodes: &[Link<K, V>]) {
-        let page = |node: &Link<K, V>| slice_from_raw_parts(node.as_ptr().cast_const(), 1);
+        let page =
+            |node: &Link<K, V>| self.collective.page_around(node.as_ptr().cast_const().cast());
         let pages: Vec<*const [u8]> = nodes.iter().map(page).collect();
         // Advice: what is refused is read when it is touched.
         let _ = self.collective.region().advise(&pages, Advice::WillNeedNow);

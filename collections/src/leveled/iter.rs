@@ -10,7 +10,6 @@ use std::borrow::Borrow;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Bound, RangeBounds};
-use std::ptr::slice_from_raw_parts;
 use std::slice;
 
 impl<K, V> FarLeveledMap<K, V> {
@@ -50,6 +49,7 @@ impl<K: Ord, V> FarLeveledMap<K, V> {
         K: Borrow<Q>,
         Q: Ord + ?Sized,
     {
+        let home = self.levels.collective(0);
         let mut scan = self.iter_from(key, false);
         let (mut left, mut pages) = (pairs.saturating_sub(scan.keys.len()), Vec::new());
         // A leaf is counted by the node above it: it is not touched here.
@@ -59,13 +59,13 @@ impl<K: Ord, V> FarLeveledMap<K, V> {
             match node.kind() {
                 ByKind::Inner(inner) => scan.open.push(inner.values(self.shape_of(node)).iter()),
                 ByKind::Leaf(leaf) => {
-                    pages.push(slice_from_raw_parts(leaf.memory().as_ptr().cast_const(), 1));
+                    pages.push(home.page_around(leaf.memory().as_ptr().cast_const().cast()));
                     left = left.saturating_sub(leaf.len());
                 }
             }
         }
         // Advice: leaves of pairs without a size are no pages, and what is refused is read later.
-        let _ = self.levels.collective(0).region().advise(&pages, Advice::WillNeedNow);
+        let _ = home.region().advise(&pages, Advice::WillNeedNow);
     }
 
     fn iter_from<Q>(&self, key: &Q, is_behind: bool) -> LevelIter<'_, K, V>

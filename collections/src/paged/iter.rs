@@ -8,7 +8,6 @@ use std::borrow::Borrow;
 use std::collections::btree_map;
 use std::fmt;
 use std::ops::Bound;
-use std::ptr::slice_from_raw_parts;
 
 impl<K, V> FarPagedMap<K, V> {
     /// All pairs in key order.
@@ -87,7 +86,7 @@ impl<K: Ord, V> FarPagedMap<K, V> {
             }
             let memory = leaf.memory().as_ptr().cast_const();
             if !self.collective.is_local(memory) {
-                ranges.push(slice_from_raw_parts(memory.cast(), 1));
+                ranges.push(self.collective.page_around(memory.cast()));
             }
             left = left.saturating_sub(leaf.len());
         }

@@ -414,11 +414,16 @@ impl Collective {
             return Err(AllocError::Align { align: layout.align(), max: self.page_bytes });
         }
         let count = layout.size().div_ceil(self.page_bytes);
-        // In whole pages, as all that is mapped here: so that each begins at a page of the collective.
-        let ptr = self.region.map(ByteCount((count * self.page_bytes) as u64))?;
+        let ptr = self.map_pages(count)?;
         state.far.take_large(ptr.as_ptr() as usize, count);
         state.in_use += count as u64;
         Ok(ptr)
+    }
+
+    /// Maps pages of the collective, whatever else the region has.
+    fn map_pages(&self, count: usize) -> farheap::Result<NonNull<u8>> {
+        let page = ByteCount(self.page_bytes as u64);
+        self.region.map_aligned(ByteCount(count as u64 * page.0), page)
     }
 
     fn first_page(&self, addr: usize) -> u32 {
@@ -463,7 +468,9 @@ impl Collective {
     /// An empty page that was kept; what was evicted of it meanwhile is not read again.
     fn kept_page(&self, state: &mut CollectiveState) -> Option<u32> {
         let page = state.kept.pop()?;
-        if !self.region.is_at_hand(state.far.addr(page) as *const u8) {
+        let start = state.far.addr(page);
+        let mut parts = (start..start + self.page_bytes).step_by(PAGE_MIN.as_usize());
+        if !parts.all(|part| self.region.is_at_hand(part as *const u8)) {
             self.drop_contents(state, page, 1);
         }
         Some(page)
@@ -474,10 +481,9 @@ impl Collective {
         if let Some(page) = state.chunk.next() {
             return Ok(page);
         }
-        let len = |pages: usize| ByteCount((pages * self.page_bytes) as u64);
-        let (ptr, count) = match self.region.map(len(CHUNK_PAGES)) {
+        let (ptr, count) = match self.map_pages(CHUNK_PAGES) {
             Ok(ptr) => (ptr, CHUNK_PAGES),
-            Err(_) => (self.region.map(len(1))?, 1),
+            Err(_) => (self.map_pages(1)?, 1),
         };
         let first = self.first_page(ptr.as_ptr() as usize);
         state.chunk = first + 1..first + count as u32;
@@ -517,11 +523,15 @@ impl Collective {
             && !self.is_local(object)
             && !self.region.is_at_hand(object)
         {
-            let offset = (object.addr() - self.far_base) & (self.page_bytes - 1);
-            let page = std::ptr::slice_from_raw_parts(object.wrapping_sub(offset), self.page_bytes);
             // What is refused comes by faults.
-            let _ = self.region.advise(&[page], Advice::WillNeedNow);
+            let _ = self.region.advise(&[self.page_around(object)], Advice::WillNeedNow);
         }
+    }
+
+    /// The page of an object, or of its start.
+    pub(crate) fn page_around(&self, object: *const u8) -> *const [u8] {
+        let offset = object.addr().wrapping_sub(self.far_base) & (self.page_bytes - 1);
+        std::ptr::slice_from_raw_parts(object.wrapping_sub(offset), self.page_bytes)
     }
 
     /// Bytes of a page, see [`CollectiveConfig::page`](CollectiveConfig::page()).

@@ -12,8 +12,12 @@ type Value = [u64; 16];
 
 /// A collective, or `None` with the reason printed where userfaultfd is not permitted.
 fn collective(mode: FaultMode, local: ByteCount) -> Option<Arc<Collective>> {
+    collective_of(ByteCount::kib(4), mode, local)
+}
+
+fn collective_of(page: ByteCount, mode: FaultMode, local: ByteCount) -> Option<Arc<Collective>> {
     let region = CollectiveConfig::default_region().mode(mode);
-    let config = CollectiveConfig::new().local(local).region(region);
+    let config = CollectiveConfig::new().page(page).local(local).region(region);
     crate::new_collective(config, mem_store(ByteCount::mib(64))).map(Arc::new)
 }
 
@@ -142,4 +146,22 @@ fn a_scan_of_a_map_of_pages_that_was_fetched_takes_one_fault() {
         leveled.insert(key, [key; 16]).expect("room");
     }
     check(&leaves, &leveled, capacity);
+}
+
+/// What is fetched of pages larger than the kernel's is all of them.
+#[test]
+fn pages_larger_than_the_kernels_are_fetched_whole() {
+    const PAGE: ByteCount = ByteCount::kib(64);
+    let Some(leaves) = collective_of(PAGE, FaultMode::InThread, ByteCount::ZERO) else { return };
+    let mut paged = FarPagedMap::<u64, Value>::new(leaves.clone()).expect("pairs are small");
+    for key in 0..PAIRS {
+        paged.insert(key, [key; 16]).expect("room");
+    }
+    leaves.region().evict_all().expect("the store has room");
+    paged.fetch_from(&300, 3_000);
+    let before = leaves.stats();
+    let want: Vec<(u64, u64)> = (300..3_300).map(|key| (key, key)).collect();
+    assert_eq!(Paged::scan(&paged, 300, 3_000), want);
+    let faults = leaves.stats().faults_read - before.faults_read;
+    assert_eq!(faults, 0, "all that the scan has come to was fetched");
 }

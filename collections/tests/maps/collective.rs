@@ -336,3 +336,24 @@ fn threads_share_a_collective() {
     }
     assert!(collective.far_pages() <= 1);
 }
+
+/// Pages of 16 KiB, where the region has mappings of others between them, and of lengths that fit none.
+#[test]
+fn what_others_map_in_the_region_is_in_no_page_of_the_collective() {
+    let page = ByteCount::kib(16);
+    let Some(collective) = collective_of(page, ByteCount::ZERO, ByteCount::mib(64)) else { return };
+    let mut all = Vec::new();
+    for round in 0..4 {
+        let len = ByteCount::kib(4 * (round % 3 + 1));
+        let start = collective.region().map(len).expect("room").as_ptr() as usize;
+        all.push(start..start + len.as_usize());
+        for (size, count) in [(16 << 10, 300), (100 << 10, 1)] {
+            for _ in 0..count {
+                let ptr = collective.swappable().allocate(layout(size, 8)).expect("room");
+                all.push(ptr.as_ptr() as usize..ptr.as_ptr() as usize + size);
+            }
+        }
+    }
+    all.sort_unstable_by_key(|range| range.start);
+    assert!(all.is_sorted_by(|range, next| range.end <= next.start), "two share memory");
+}

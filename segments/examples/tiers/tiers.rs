@@ -46,7 +46,7 @@ impl FromStr for Definition {
             return Err(format!("`{name}` cannot be the name of a tier"));
         }
         match Config::builder().parse(&options).and_then(|builder| builder.build()) {
-            // The page size may be the cause; the limit will be another one.
+            // The limit will be another one.
             Ok(_) | Err(Error::LimitTooSmall { .. }) => {}
             Err(error) => return Err(error.to_string()),
         }
@@ -186,8 +186,7 @@ pub(crate) struct Tiers {
 }
 
 impl Tiers {
-    /// Starts the tiers. A default limit that is too small for the page size gives way to the smallest
-    /// that works.
+    /// Starts the tiers. A default limit that is too small gives way to the smallest that works.
     ///
     /// # Errors
     /// When a definition is wrong or the machine does not allow it.

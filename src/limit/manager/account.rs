@@ -49,7 +49,7 @@ impl Account {
     }
 
     /// Protects `floor` bytes of this consumer from the others. It may fall below by itself. A far heap
-    /// keeps at least what it needs to serve faults: 64 pages, at least 8 MiB.
+    /// keeps at least what it needs to serve faults: 8 MiB.
     ///
     /// # Errors
     /// [`Error::LimitExceeded`] when all floors together would exceed the limit: the old one stays.

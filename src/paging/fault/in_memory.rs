@@ -263,7 +263,7 @@ fn fill_hole(memory: &RegionMemory, page: PageId, word: Word, addr: usize) -> bo
         Outcome::Done => memory.counters().faults_zero.bump(),
         Outcome::Failed { errno: errno @ sys::EPERM, .. } => {
             let cause = Error::Os { call: "UFFDIO_ZEROPAGE", errno };
-            diagnostics::fatal("a hole of a page could not be filled", &cause);
+            diagnostics::fatal("a page of zeros could not be made", &cause);
         }
         _ => {
             memory.counters().faults_racing.bump();

@@ -424,7 +424,7 @@ impl RegionMemory {
         {
             let mut policy = self.policy.lock();
             match how {
-                Some(how) => self.note_return(policy.arrive(page, how)),
+                Some(how) => self.note_return(how, policy.arrive(page, how)),
                 None => {
                     policy.retouched(page);
                     policy.list(page);
@@ -469,7 +469,7 @@ impl RegionMemory {
                 let wanted = cluster.iter().any(|read| read.wanted);
                 for _ in cluster {
                     let how = if wanted { Insert::Filled } else { Insert::Prefetched };
-                    self.note_return(policy.arrive(page, how));
+                    self.note_return(how, policy.arrive(page, how));
                     page = PageId(page.0 + 1);
                 }
             }
@@ -480,9 +480,10 @@ impl RegionMemory {
         }
     }
 
-    /// Counts a read of a page that has left while `distance` others did: that many pages more would have saved it.
-    fn note_return(&self, distance: Option<u64>) {
-        let Some(distance) = distance else { return };
+    /// Counts a read of a page that has left while `distance` others did: that many pages more would have saved it. (What
+    /// left as zeros comes back without a read.)
+    fn note_return(&self, how: Insert, distance: Option<u64>) {
+        let Some(distance) = distance.filter(|_| how != Insert::Fresh) else { return };
         let (limit, counters) = (self.budget().limit().0 / PAGE as u64, &self.counters);
         counters.reads_saved_by_eighth.add(u64::from(distance <= limit / 8));
         counters.reads_saved_by_quarter.add(u64::from(distance <= limit / 4));

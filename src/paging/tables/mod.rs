@@ -1,7 +1,7 @@
 //! Tables: what describes pages and slots counts against the limit, and comes back.
 //!
 //! Tables are arrays that take memory where they are touched (`meta::LazyArray`), and the kernel's
-//! page tables. They are charged when a page is first used, by [span](Spans), and given back when
+//! page tables. They are charged when a page is first used, by span, and given back when
 //! nothing in the span holds anything:
 //!
 //! | span | of it | bytes |
