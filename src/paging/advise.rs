@@ -152,9 +152,7 @@ impl Region {
     /// # Ok::<(), farheap::Error>(())
     /// ```
     pub fn advise<T>(&self, ranges: &[*const [T]], advice: Advice) -> Result<()> {
-        if !self.is_here() {
-            return Err(Error::Forked { what: "a region" });
-        }
+        self.check_is_here()?;
         // A device that answers at once, as memory does, is read by the thread that asks.
         let advice = match advice {
             Advice::WillNeedNow if !self.pager.mapper().is_in_thread() => Advice::WillNeed,
@@ -171,6 +169,11 @@ impl Region {
             _ => {}
         }
         result
+    }
+
+    /// Fails in a forked child, which has neither the region's threads nor all of its state.
+    fn check_is_here(&self) -> Result<()> {
+        if self.is_here() { Ok(()) } else { Err(Error::Forked { what: "a region" }) }
     }
 
     /// Follows advice about pages; of what is only begun the caller tells the threads.
@@ -223,9 +226,7 @@ impl Region {
     /// # Errors
     /// As [`advise`](Region::advise).
     pub fn evict_all(&self) -> Result<()> {
-        if !self.is_here() {
-            return Err(Error::Forked { what: "a region" });
-        }
+        self.check_is_here()?;
         self.extents.check_runs()?;
         let end = self.extents.fresh_pages();
         if end.0 == 0 { Ok(()) } else { evict_pages(self, PageId(0), end) }
@@ -246,10 +247,12 @@ impl Region {
     /// cannot wait for far memory, they may read and write what is pinned.
     ///
     /// # Errors
+    /// [`Error::Forked`] in a child of the region's process,
     /// [`Error::BadRange`] when the range is not in this region, [`Error::LimitExceeded`] when so
     /// much pinned memory would leave no room for the rest, a page has 255 pins already, or the
     /// process has too many mappings; nothing is pinned then.
     pub fn pin<T>(&self, range: *const [T]) -> Result<PinGuard<'_>> {
+        self.check_is_here()?;
         let (ptr, len) = bytes_of(range);
         let (first, count) = self.extents.pages_of(ptr, len)?;
         self.pins.pin(first, count)?;
@@ -262,6 +265,7 @@ impl Region {
     /// [`Error::BadRange`] when the range is not in this region or is not pinned.
     #[doc(hidden)]
     pub fn unpin<T>(&self, range: *const [T]) -> Result<()> {
+        self.check_is_here()?;
         let (ptr, len) = bytes_of(range);
         let (first, count) = self.extents.pages_of(ptr, len)?;
         self.pins.unpin(first, count)
@@ -271,12 +275,14 @@ impl Region {
     /// returns when the pages above it are out.
     ///
     /// # Errors
+    /// [`Error::Forked`] in a child of the region's process;
     /// [`Error::LimitTooSmall`] below what it and the tables of what is allocated need, and nothing
     /// changes; [`Error::LimitExceeded`]
     /// when pinned pages or a failing device keep the old size (the new limit holds for new pages
     /// all the same).
     pub fn set_limit(&self, limit: ByteCount) -> Result<()> {
         const STALL_MAX: Duration = Duration::from_secs(5);
+        self.check_is_here()?;
         self.extents.check_runs()?;
         let minimum = self.limit_min();
         if limit < minimum {

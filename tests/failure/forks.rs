@@ -331,7 +331,17 @@ fn a_child_that_advises_what_it_has_inherited_is_told_whose_that_is() {
             let refused = far.region.advise(&[range], advice);
             assert!(matches!(refused, Err(Error::Forked { .. })), "{advice:?}: {refused:?}");
         }
-        far.region.evict_all().expect_err("the parent's");
+        let refused = [
+            far.region.evict_all(),
+            // The parent's word says for ever that these pages have left.
+            far.region.pin(range).map(drop),
+            far.region.unpin(range),
+            far.region.set_limit(ByteCount::mib(64)),
+        ];
+        assert!(
+            refused.iter().all(|error| matches!(error, Err(Error::Forked { .. }))),
+            "{refused:?}"
+        );
         far.region.return_space();
         for file in mine {
             assert_eq!(
