@@ -95,10 +95,15 @@ mod tests {
     #[test]
     fn memory_that_is_touched_is_counted() {
         let statm = Statm::open().expect("/proc is mounted");
-        let before = statm.anonymous().expect("a number");
-        let touched = std::hint::black_box(vec![1_u8; 64 << 20]);
-        let after = statm.anonymous().expect("a number");
-        assert!(after.0 - before.0 >= 60 << 20, "{before} before, {after} after");
-        drop(touched);
+        let anonymous = || statm.anonymous().expect("a number").0;
+        // Other tests free memory meanwhile: not in all of these looks.
+        let seen = (0..100).any(|_| {
+            let before = anonymous();
+            let touched = std::hint::black_box(vec![1_u8; 64 << 20]);
+            let after = anonymous();
+            drop(touched);
+            (before + (60 << 20)..before + (1 << 30)).contains(&after)
+        });
+        assert!(seen);
     }
 }

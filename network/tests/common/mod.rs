@@ -622,7 +622,8 @@ pub(crate) fn push(queue: &mut NbdQueue, token: u64, is_read: bool, offset: u64,
     assert!(unsafe { queue.push(token, is_read, offset, buffers.into_iter()) }, "room");
 }
 
-/// Repeats a request until it is done: the connection may have to be made first.
+/// Repeats a request until it is done: the connection may have to be made first. A write that is lost on a connection that
+/// breaks bars its place for ever: read before.
 pub(crate) fn until_done(queue: &mut NbdQueue, is_read: bool, offset: u64, page: &mut Page) {
     let start = Instant::now();
     while run(queue, is_read, offset, page) != Ending::Done {
