@@ -20,7 +20,7 @@ impl Kind {
     }
 }
 
-/// A benchmark of `lab/` and its arguments by size.
+/// A benchmark of `lab/` and its arguments by size: each for one round.
 pub(crate) struct Run {
     pub(crate) bench: &'static str,
     pub(crate) quick: &'static [&'static str],
@@ -82,9 +82,21 @@ pub(crate) enum Column {
 /// Looks our value of a point up by its label.
 pub(crate) type Ours<'a> = &'a dyn Fn(&str) -> Option<f64>;
 
+/// What a finding is seen by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Evidence {
+    /// Pages, bytes, lines: a busy machine changes nothing.
+    Counts,
+    /// Times and rates.
+    Times,
+}
+
 /// What the paper concludes.
 pub(crate) struct Finding {
     pub(crate) text: &'static str,
+    pub(crate) by: Evidence,
+    /// Hardware without which it may stay undecided; `None`: more rounds decide it.
+    pub(crate) needs: Option<&'static str>,
     /// Whether it holds for our values; `None`: one is missing.
     pub(crate) holds: fn(Ours<'_>) -> Option<bool>,
 }
@@ -141,13 +153,17 @@ const fn resident(label: &'static str, theirs: f64, row: &'static [&'static str]
 
 const METADATA: Run = Run {
     bench: "metadata",
-    quick: &["--rounds", "2"],
-    usual: &[],
-    paper: &["--paper", "--rounds", "20"],
+    quick: &["--rounds", "1"],
+    usual: &["--rounds", "1"],
+    paper: &["--paper", "--rounds", "1"],
 };
 
-const QUERY: Run =
-    Run { bench: "query_alloc", quick: &["--rounds", "1"], usual: &[], paper: &["--paper"] };
+const QUERY: Run = Run {
+    bench: "query_alloc",
+    quick: &["--rounds", "1"],
+    usual: &["--rounds", "1"],
+    paper: &["--paper", "--rounds", "1"],
+};
 
 const PLACEMENT: Run = Run {
     bench: "placement",
@@ -158,9 +174,9 @@ const PLACEMENT: Run = Run {
 
 const TIERS: Run = Run {
     bench: "tiers",
-    quick: &["tpch", "separation", "--rounds", "2", "--passes", "2"],
-    usual: &["tpch", "separation"],
-    paper: &["tpch", "separation", "--paper", "--passes", "20"],
+    quick: &["tpch", "separation", "--rounds", "1", "--passes", "2"],
+    usual: &["tpch", "separation", "--rounds", "1"],
+    paper: &["tpch", "separation", "--paper", "--rounds", "1", "--passes", "20"],
 };
 
 /// The first is no more than any of the others that are known.
@@ -265,18 +281,26 @@ pub(crate) const CATALOGUE: &[Item] = &[
         findings: &[
             Finding {
                 text: "without a query cooperation gives the transactions more throughput",
+                by: Evidence::Times,
+                needs: None,
                 holds: |ours| Some(ours("throughput without a query")? > 1.1),
             },
             Finding {
                 text: "during a query throughput is equal (0.8 to 1.25, or better)",
+                by: Evidence::Times,
+                needs: None,
                 holds: |ours| Some(ours("throughput during a query")? >= 0.8),
             },
             Finding {
                 text: "average throughput is higher",
+                by: Evidence::Times,
+                needs: None,
                 holds: |ours| Some(ours("throughput, whole run")? > 1.1),
             },
             Finding {
                 text: "a real query is not slower (0.95 or better)",
+                by: Evidence::Times,
+                needs: None,
                 holds: |ours| Some(ours("query 9, rate")? >= 0.95),
             },
         ],
@@ -302,6 +326,8 @@ pub(crate) const CATALOGUE: &[Item] = &[
         findings: &[
             Finding {
                 text: "hints leave far more links that cross pages than per-page sub-allocators",
+                by: Evidence::Counts,
+                needs: None,
                 holds: |ours| {
                     Some(
                         ours("B-tree hint")? > 1.5 * ours("B-tree dfs")?
@@ -311,6 +337,8 @@ pub(crate) const CATALOGUE: &[Item] = &[
             },
             Finding {
                 text: "vEB has more links that cross pages than dfs",
+                by: Evidence::Counts,
+                needs: None,
                 holds: |ours| less(ours, "B-tree dfs", "B-tree vEB"),
             },
         ],
@@ -332,18 +360,26 @@ pub(crate) const CATALOGUE: &[Item] = &[
         findings: &[
             Finding {
                 text: "dfs swaps less than hints",
+                by: Evidence::Counts,
+                needs: None,
                 holds: |ours| less(ours, "B-tree dfs", "B-tree hint"),
             },
             Finding {
                 text: "dfs pays beside purely local nodes too: local+dfs swaps less than local",
+                by: Evidence::Counts,
+                needs: None,
                 holds: |ours| less(ours, "B-tree local+dfs", "B-tree local"),
             },
             Finding {
                 text: "purely local nodes pay: local+dfs swaps less than dfs",
+                by: Evidence::Counts,
+                needs: None,
                 holds: |ours| less(ours, "B-tree local+dfs", "B-tree dfs"),
             },
             Finding {
                 text: "vEB swaps less than dfs",
+                by: Evidence::Counts,
+                needs: None,
                 holds: |ours| less(ours, "B-tree vEB", "B-tree dfs"),
             },
         ],
@@ -363,10 +399,14 @@ pub(crate) const CATALOGUE: &[Item] = &[
         findings: &[
             Finding {
                 text: "as for B-trees: page swaps less than hints",
+                by: Evidence::Counts,
+                needs: None,
                 holds: |ours| less(ours, "skip list page", "skip list hint"),
             },
             Finding {
                 text: "as for B-trees: local+page swaps less than page and than local",
+                by: Evidence::Counts,
+                needs: None,
                 holds: |ours| {
                     Some(
                         less(ours, "skip list local+page", "skip list page")?
@@ -395,6 +435,8 @@ pub(crate) const CATALOGUE: &[Item] = &[
         ],
         findings: &[Finding {
             text: "a placement takes some hundred lines or less beside the container",
+            by: Evidence::Counts,
+            needs: None,
             holds: |ours| {
                 let all = ["B-tree dfs", "B-tree vEB", "B-tree local", "B-tree local+dfs"];
                 all.iter()
@@ -415,6 +457,8 @@ pub(crate) const CATALOGUE: &[Item] = &[
         ],
         findings: &[Finding {
             text: "(3) how much a read brings decides: 4 KiB cost 1.2 times the best or more",
+            by: Evidence::Times,
+            needs: None,
             holds: |ours| Some(ours("4 KiB")? >= 1.2 * ours("up to 2 MiB, as learnt")?),
         }],
     },
@@ -433,6 +477,8 @@ pub(crate) const CATALOGUE: &[Item] = &[
         )],
         findings: &[Finding {
             text: "(4) metadata takes less than one percent of what is migrated",
+            by: Evidence::Counts,
+            needs: None,
             holds: |ours| Some(ours("metadata, of the data")? < 1.0),
         }],
     },
@@ -459,18 +505,26 @@ pub(crate) const CATALOGUE: &[Item] = &[
         findings: &[
             Finding {
                 text: "(5) separation does not make queries faster at every scale factor",
+                by: Evidence::Times,
+                needs: None,
                 holds: |ours| not_always_faster(ours, SEPARATED_QUERIES),
             },
             Finding {
                 text: "(5) queries change by -2 % to 2 %",
+                by: Evidence::Times,
+                needs: None,
                 holds: |ours| between(ours, SEPARATED_QUERIES, -2.0, 2.0),
             },
             Finding {
                 text: "(6) separation does not make migration faster at every scale factor",
+                by: Evidence::Times,
+                needs: None,
                 holds: |ours| not_always_faster(ours, SEPARATED_MIGRATION),
             },
             Finding {
                 text: "(6) migration changes by -1.8 % to 2.8 %",
+                by: Evidence::Times,
+                needs: None,
                 holds: |ours| between(ours, SEPARATED_MIGRATION, -1.8, 2.8),
             },
         ],
@@ -487,6 +541,8 @@ pub(crate) const CATALOGUE: &[Item] = &[
         ],
         findings: &[Finding {
             text: "(7) separating metadata costs less than one percent",
+            by: Evidence::Times,
+            needs: None,
             holds: |ours| Some(ours("1 KiB")? < 1.0 && ours("16 KiB")? < 1.0),
         }],
     },
@@ -502,6 +558,8 @@ pub(crate) const CATALOGUE: &[Item] = &[
         ],
         findings: &[Finding {
             text: "(8) separating metadata changes the runtime by less than one percent",
+            by: Evidence::Times,
+            needs: Some("two memory nodes, as theirs"),
             holds: |ours| Some(ours("small")?.abs() < 1.0 && ours("large")?.abs() < 1.0),
         }],
     },
@@ -533,6 +591,8 @@ pub(crate) const CATALOGUE: &[Item] = &[
         ],
         findings: &[Finding {
             text: "jemalloc has the lowest median latency of TBBmalloc, TCMalloc, glibc and itself",
+            by: Evidence::Times,
+            needs: Some("many processors: theirs had 60"),
             holds: |ours| {
                 let others = ["TBBmalloc, median", "TCMalloc, median", "glibc, median"];
                 least(ours, "jemalloc, median", &others)
@@ -553,6 +613,8 @@ pub(crate) const CATALOGUE: &[Item] = &[
         ],
         findings: &[Finding {
             text: "jemalloc takes more page faults than glibc (4 times as many on their machine)",
+            by: Evidence::Counts,
+            needs: None,
             holds: |ours| less(ours, "glibc", "jemalloc"),
         }],
     },
@@ -570,6 +632,8 @@ pub(crate) const CATALOGUE: &[Item] = &[
         ],
         findings: &[Finding {
             text: "jemalloc keeps 1.2 times of what is requested or more on average",
+            by: Evidence::Times,
+            needs: None,
             holds: |ours| Some(ours("jemalloc")? >= 1.2),
         }],
     },

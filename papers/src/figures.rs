@@ -1,4 +1,4 @@
-//! Running a benchmark, and the rows that it leaves.
+//! Running a benchmark, round after round, and the rows that it leaves.
 
 use crate::catalogue::{Column, Item, Point, Run, Theirs};
 use std::path::{Path, PathBuf};
@@ -17,10 +17,19 @@ pub(crate) enum Size {
     Usual,
     /// The paper's.
     Paper,
-    /// No run.
-    AsMeasured,
     /// Whether the benchmark works, if it has not been run so.
     Smoke,
+}
+
+impl Size {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Size::Quick => "quick",
+            Size::Usual => "usual",
+            Size::Paper => "paper",
+            Size::Smoke => "smoke",
+        }
+    }
 }
 
 /// Where the rows of runs of a size are.
@@ -37,7 +46,7 @@ pub(crate) fn has_rows(root: &Path, bench: &str, size: Size) -> bool {
     rows_of(root, bench, size).exists()
 }
 
-/// Runs a benchmark to its end.
+/// Runs a benchmark to its end, for one round.
 ///
 /// # Errors
 /// A text, when it cannot be started, fails, or leaves no rows; a smoke run may be skipped.
@@ -48,7 +57,7 @@ pub(crate) fn run(root: &Path, run: &Run, size: Size) -> Result<(), String> {
         Size::Usual => run.usual,
         Size::Paper => run.paper,
         Size::Smoke if !rows.exists() => &["--test"],
-        Size::AsMeasured | Size::Smoke => return Ok(()),
+        Size::Smoke => return Ok(()),
     };
     let written = |path: &Path| path.metadata().and_then(|file| file.modified()).ok();
     let before: Option<SystemTime> = written(&rows);
@@ -67,6 +76,86 @@ pub(crate) fn run(root: &Path, run: &Run, size: Size) -> Result<(), String> {
     }
 }
 
+/// The rows of a benchmark's rounds, in a file: `round` and the columns of one round.
+#[derive(Debug, Default)]
+pub(crate) struct Rounds {
+    path: PathBuf,
+    /// What each round has left, without the line of columns.
+    texts: Vec<String>,
+}
+
+const COLUMNS: &str = "round,work,value,unit,baseline,baseline_value,ratio,goal\n";
+
+impl Rounds {
+    /// Those that were measured before, or none.
+    ///
+    /// # Errors
+    /// A text, when the file cannot be read.
+    pub(crate) fn open(
+        root: &Path,
+        bench: &str,
+        size: Size,
+        continues: bool,
+    ) -> Result<Rounds, String> {
+        let name = format!("{bench}-{}.csv", size.name());
+        let path = folder(root, size).join("papers/rounds").join(name);
+        let mut rounds = Rounds { path, texts: Vec::new() };
+        if !continues || !rounds.path.exists() {
+            return Ok(rounds);
+        }
+        let text = std::fs::read_to_string(&rounds.path).map_err(|error| rounds.why(&error))?;
+        for line in text.lines().skip(1) {
+            let (round, row) = line.split_once(',').ok_or_else(|| rounds.why(&"no round"))?;
+            let round: usize = round.parse().map_err(|error| rounds.why(&error))?;
+            match rounds.texts.get_mut(round.wrapping_sub(1)) {
+                Some(text) => *text += &format!("{row}\n"),
+                None => rounds.texts.push(format!("{row}\n")),
+            }
+        }
+        Ok(rounds)
+    }
+
+    fn why(&self, cause: &dyn std::fmt::Display) -> String {
+        format!("{}: {cause}", self.path.display())
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.texts.len()
+    }
+
+    /// Adds what a run has just left, and keeps it: a later command can go on from here.
+    ///
+    /// # Errors
+    /// A text, when it cannot be read or kept.
+    pub(crate) fn add(&mut self, root: &Path, bench: &str, size: Size) -> Result<(), String> {
+        let rows = rows_of(root, bench, size);
+        let text = std::fs::read_to_string(&rows)
+            .map_err(|error| format!("{}: {error}", rows.display()))?;
+        let text = text.split_once('\n').map_or("", |(_, rows)| rows);
+        self.texts.push(text.to_owned());
+        let line = |(round, text): (usize, &String)| -> String {
+            text.lines().map(|row| format!("{},{row}\n", round + 1)).collect()
+        };
+        let all: String = self.texts.iter().enumerate().map(line).collect();
+        let folder = self.path.parent().expect("of a folder");
+        std::fs::create_dir_all(folder)
+            .and_then(|()| std::fs::write(&self.path, COLUMNS.to_owned() + &all))
+            .map_err(|error| self.why(&error))
+    }
+
+    /// The points of an item in each round.
+    ///
+    /// # Errors
+    /// A text, when no round has one of them.
+    pub(crate) fn of(&self, item: &Item) -> Result<Vec<Vec<Found>>, String> {
+        let found: Vec<Vec<Found>> = self.texts.iter().map(|text| points(item, text)).collect();
+        match found.iter().flatten().all(|found| found.ours.is_none()) {
+            true => Err(self.why(&"has none of its rows (skipped here?)")),
+            false => Ok(found),
+        }
+    }
+}
+
 /// A point of a figure with its values; `None`: unknown, or not measured.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Found {
@@ -75,24 +164,9 @@ pub(crate) struct Found {
     pub(crate) ours: Option<f64>,
 }
 
-/// Reads an item's points from the rows of its benchmark.
-///
-/// # Errors
-/// A text, when there are no rows.
-pub(crate) fn read(root: &Path, item: &Item, size: Size) -> Result<Vec<Found>, String> {
-    let path = rows_of(root, item.run.bench, size);
-    let text =
-        std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-    let found = points(item, &text);
-    if found.iter().all(|found| found.ours.is_none()) {
-        return Err(format!("{}: has none of its rows (skipped here?)", path.display()));
-    }
-    Ok(found)
-}
-
 /// The points of an item in `work,value,unit,baseline,baseline_value,ratio,goal`.
 fn points(item: &Item, text: &str) -> Vec<Found> {
-    let rows: Vec<&str> = text.lines().skip(1).collect();
+    let rows: Vec<&str> = text.lines().collect();
     let found = |point: &'static Point| {
         let row = rows.iter().find(|row| point.row.iter().all(|part| row.contains(part)));
         let number = |at: usize| row?.split(',').nth(at)?.parse::<f64>().ok();
@@ -123,8 +197,7 @@ mod tests {
     fn points_are_found_by_all_parts_of_their_names() {
         let item = CATALOGUE.iter().find(|item| item.name() == "figure 5 collective");
         let item = item.expect("is there");
-        let text = "work,value,unit,baseline,baseline_value,ratio,goal\n\
-            btree local+dfs n=9 L=50% alpha=0.8 U=0.05 swapped,30,pages,artifact,40,0.75,<=1.05\n\
+        let text = "btree local+dfs n=9 L=50% alpha=0.8 U=0.05 swapped,30,pages,artifact,40,0.75,<=1.05\n\
             btree dfs n=9 L=50% alpha=0.8 U=0.05 time,1,s,,,,\n\
             btree dfs n=9 L=50% alpha=0.8 U=0.05 swapped,50,pages,artifact,,,\n";
         let found = points(item, text);
@@ -135,5 +208,28 @@ mod tests {
         assert_eq!(of("B-tree local+dfs"), (Some(40.0), Some(30.0)));
         assert_eq!(of("B-tree dfs"), (None, Some(50.0)));
         assert_eq!(of("B-tree hint"), (None, None));
+    }
+
+    #[test]
+    fn rounds_are_kept_and_gone_on_with() {
+        let root = tempfile::tempdir().expect("a directory");
+        let item = CATALOGUE.iter().find(|item| item.name() == "figure 6 metadata");
+        let (item, size) = (item.expect("is there"), Size::Quick);
+        let rows = rows_of(root.path(), "tiers", size);
+        std::fs::create_dir_all(rows.parent().expect("a folder")).expect("made");
+        let open = |continues| Rounds::open(root.path(), "tiers", size, continues).expect("opened");
+        let mut rounds = open(true);
+        assert!(rounds.len() == 0 && rounds.of(item).is_err());
+        for ratio in ["0.5", "0.25"] {
+            let text = format!("work,value\ntpch migration; metadata,1,MiB,data,2,{ratio},\n");
+            std::fs::write(&rows, text).expect("written");
+            rounds.add(root.path(), "tiers", size).expect("kept");
+        }
+        for rounds in [rounds, open(true)] {
+            let found = rounds.of(item).expect("measured");
+            let ours: Vec<_> = found.iter().map(|round| round[0].ours).collect();
+            assert_eq!(ours, [Some(2.0), Some(4.0)]);
+        }
+        assert_eq!(open(false).len(), 0);
     }
 }

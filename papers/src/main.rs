@@ -7,7 +7,8 @@
 //! ```
 //! [`catalogue`] knows what there is: for each figure the benchmark that measures it, which of its rows
 //! are the figure's, the paper's values, and the findings as conditions on ours. [`figures`] runs the
-//! benchmark and reads its rows, [`picture`] draws both side by side, [`verdict`] tells what holds.
+//! benchmark in rounds and keeps their rows, [`verdict`] tells what holds and whether that is decided, so
+//! that no more rounds are needed, [`picture`] draws both side by side.
 
 mod catalogue;
 mod figures;
@@ -17,11 +18,11 @@ mod verdict;
 use catalogue::{CATALOGUE, Item, Kind};
 use clap::Parser;
 use clap::builder::PossibleValuesParser;
-use figures::Size;
+use figures::{Found, Rounds, Size};
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
-use std::time::Instant;
-use verdict::{Verdict, verdicts};
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant, SystemTime};
+use verdict::{Decision, Verdict, decisions, median};
 
 /// Reproduces figures and tables of the papers that farheap is built on.
 ///
@@ -53,18 +54,28 @@ struct Args {
     /// Everything that can be reproduced.
     #[arg(long, conflicts_with_all = ["kind", "list"])]
     all: bool,
-    /// Small runs, in minutes; all of them in less than an hour on two processors.
+    /// Small runs; all of them in less than 20 minutes on two processors.
     #[arg(long)]
     quick: bool,
     /// The papers' sizes: hours, and tens of GB of disk.
     #[arg(long, conflicts_with = "quick")]
     paper_size: bool,
-    /// Does not run the benchmark: takes the rows that it has left.
-    #[arg(long, conflicts_with_all = ["quick", "paper_size"])]
+    /// Rounds begin until this time is used up, such as `1h`; one of each benchmark is run in any case.
+    /// 18m with --quick, 2h otherwise, 1h with --paper-size.
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    budget: Option<Duration>,
+    /// Rounds at most.
+    #[arg(long, value_name = "N", default_value_t = 30)]
+    rounds: usize,
+    /// Goes on from the rounds that earlier commands of the same size have measured.
+    #[arg(long)]
+    resume: bool,
+    /// Measures nothing: decides by the rounds that earlier commands of the same size have measured.
+    #[arg(long, conflicts_with_all = ["resume", "budget"])]
     keep: bool,
     /// Checks that the command works with the rows of the benchmarks' smoke runs (`-- --test`), in
     /// seconds; runs those that have left none. Says nothing about any finding.
-    #[arg(long, conflicts_with_all = ["quick", "paper_size", "keep"])]
+    #[arg(long, conflicts_with_all = ["quick", "paper_size", "keep", "resume", "budget"])]
     smoke: bool,
 }
 
@@ -89,20 +100,39 @@ fn main() -> ExitCode {
         eprintln!("farheap-papers: {}", unknown(&args, &all));
         return ExitCode::from(2);
     }
-    let size = match (args.keep, args.quick, args.paper_size, args.smoke) {
-        (true, ..) => Size::AsMeasured,
-        (_, true, ..) => Size::Quick,
-        (_, _, true, _) => Size::Paper,
-        (.., true) => Size::Smoke,
-        _ => Size::Usual,
+    let (size, usual_budget) = match (args.quick, args.paper_size, args.smoke) {
+        (true, ..) => (Size::Quick, Duration::from_secs(18 * 60)),
+        (_, true, _) => (Size::Paper, Duration::from_secs(3600)),
+        (.., true) => (Size::Smoke, Duration::ZERO),
+        _ => (Size::Usual, Duration::from_secs(2 * 3600)),
     };
-    match reproduce(root, &wanted, size) {
+    let plan = Plan {
+        size,
+        continues: args.resume || args.keep,
+        budget: args.budget.unwrap_or(usual_budget),
+        rounds: match (args.keep, args.smoke) {
+            (true, _) => 0,
+            (_, true) => 1,
+            _ => args.rounds,
+        },
+    };
+    match reproduce(root, &wanted, &plan) {
         0 => ExitCode::SUCCESS,
         failed => {
             eprintln!("farheap-papers: {failed} of {} could not be measured", wanted.len());
             ExitCode::FAILURE
         }
     }
+}
+
+/// How much is measured.
+struct Plan {
+    size: Size,
+    /// From the rounds that are there.
+    continues: bool,
+    budget: Duration,
+    /// Of each benchmark, at most.
+    rounds: usize,
 }
 
 /// What to say of a figure that is not there.
@@ -124,35 +154,108 @@ fn unknown(args: &Args, all: &[&Item]) -> String {
     }
 }
 
-/// Reproduces items, several of one benchmark by one run of it; returns how many failed.
-fn reproduce(root: &Path, items: &[&Item], size: Size) -> usize {
-    let folder = figures::folder(root, size).join("papers");
-    let busy = busy();
-    let (mut failed, mut skipped, mut told) = (0, 0, Vec::new());
-    let mut benches: Vec<&str> = items.iter().map(|item| item.run.bench).collect();
-    benches.sort_unstable();
-    benches.dedup();
-    // In the order of the catalogue, and what one benchmark measures together.
-    benches.sort_by_key(|bench| items.iter().position(|item| item.run.bench == *bench));
-    for bench in benches {
-        let of_bench: Vec<&&Item> = items.iter().filter(|item| item.run.bench == bench).collect();
-        let began = Instant::now();
-        let measured = figures::run(root, &of_bench[0].run, size);
-        if began.elapsed().as_secs() > 0 {
-            println!("{bench}: {} s", began.elapsed().as_secs());
+/// A benchmark, the items that it measures, and how far that is.
+struct Bench<'a> {
+    name: &'static str,
+    items: Vec<&'a Item>,
+    rounds: Rounds,
+    /// The last round.
+    took: Duration,
+    failed: Option<String>,
+    is_skipped: bool,
+}
+
+impl<'a> Bench<'a> {
+    fn new(root: &Path, name: &'static str, items: &[&'a Item], plan: &Plan) -> Bench<'a> {
+        let items: Vec<&Item> =
+            items.iter().filter(|item| item.run.bench == name).copied().collect();
+        let opened = Rounds::open(root, name, plan.size, plan.continues);
+        let failed = opened.as_ref().err().cloned();
+        let rounds = opened.unwrap_or_default();
+        Bench { name, items, rounds, took: Duration::ZERO, failed, is_skipped: false }
+    }
+
+    /// Findings that are decided, or that this benchmark does not measure here; and all.
+    fn decided(&self) -> (usize, usize) {
+        let rounds = self.items.iter().map(|item| (item, self.rounds.of(item)));
+        let decisions = rounds.flat_map(|(item, rounds)| match rounds {
+            Ok(rounds) => decisions(item, &rounds),
+            Err(_) => Vec::new(),
+        });
+        let all = self.items.iter().map(|item| item.findings.len()).sum();
+        let undecided = decisions.filter(|one| one.verdict == Verdict::Undecided).count();
+        (all - undecided, all)
+    }
+
+    fn wants_round(&self, plan: &Plan, left: Duration) -> bool {
+        if self.failed.is_some() || self.is_skipped || self.rounds.len() >= plan.rounds {
+            return false;
         }
-        if size == Size::Smoke && measured.is_ok() && !figures::has_rows(root, bench, size) {
-            println!("skipped: {bench}: the benchmark measures nothing here");
-            skipped += of_bench.len();
+        let (decided, all) = self.decided();
+        self.rounds.len() == 0 || decided < all && self.took <= left
+    }
+
+    fn run_round(&mut self, root: &Path, size: Size) {
+        let began = Instant::now();
+        let run = &self.items[0].run;
+        let measured = figures::run(root, run, size);
+        if size == Size::Smoke && measured.is_ok() && !figures::has_rows(root, self.name, size) {
+            println!("skipped: {}: the benchmark measures nothing here", self.name);
+            self.is_skipped = true;
+            return;
+        }
+        self.failed = measured.and_then(|()| self.rounds.add(root, self.name, size)).err();
+        self.took = began.elapsed();
+        if size != Size::Smoke {
+            let (decided, all) = self.decided();
+            let (name, round, took) = (self.name, self.rounds.len(), self.took.as_secs());
+            println!("{name}: round {round}, {took} s; {decided} of {all} findings decided");
+        }
+    }
+}
+
+/// Reproduces items, several of one benchmark by one run of it; returns how many failed. Rounds of all benchmarks are
+/// run in turns, so that what else the machine does at a time meets all of them.
+fn reproduce(root: &Path, items: &[&Item], plan: &Plan) -> usize {
+    let folder = figures::folder(root, plan.size).join("papers");
+    let (busy, began) = (busy(), Instant::now());
+    // In the order of the catalogue.
+    let mut names: Vec<&str> = Vec::new();
+    for item in items {
+        if !names.contains(&item.run.bench) {
+            names.push(item.run.bench);
+        }
+    }
+    let mut benches: Vec<Bench<'_>> =
+        names.into_iter().map(|name| Bench::new(root, name, items, plan)).collect();
+    loop {
+        let mut is_done = true;
+        for bench in &mut benches {
+            if bench.wants_round(plan, plan.budget.saturating_sub(began.elapsed())) {
+                bench.run_round(root, plan.size);
+                is_done = false;
+            }
+        }
+        if is_done {
+            break;
+        }
+    }
+    let (mut failed, mut skipped, mut told) = (0, 0, Vec::new());
+    let mut table = Verdicts::new(root, plan.size);
+    for bench in &benches {
+        if bench.is_skipped {
+            skipped += bench.items.len();
             continue;
         }
-        for item in of_bench {
-            let seen = measured.clone().and_then(|()| figures::read(root, item, size));
-            let drawn = seen.and_then(|found| {
+        for item in &bench.items {
+            let rounds = bench.failed.clone().map_or_else(|| bench.rounds.of(item), Err);
+            let drawn = rounds.and_then(|rounds| {
                 println!("\n{}: {}", item.name(), item.title);
-                verdict::print(item, &found);
-                told.extend(verdicts(item, &found));
-                picture::draw(&folder, item, &found)
+                verdict::print(item, &rounds);
+                let decisions = decisions(item, &rounds);
+                table.add(item, &decisions, rounds.len());
+                told.extend(decisions.iter().map(|decision| decision.verdict));
+                picture::draw(&folder, item, &medians(&rounds))
             });
             match drawn {
                 Ok(path) => println!("drawn: {}", display(&path, root)),
@@ -165,17 +268,74 @@ fn reproduce(root: &Path, items: &[&Item], size: Size) -> usize {
     }
     let count = |verdict| told.iter().filter(|one| **one == verdict).count();
     println!(
-        "\n{} figures and tables; of {} findings {} hold here, {} do not, {} were not measured",
+        "\n{} figures and tables; of {} findings {} hold here, {} do not, {} are not decided, {} were not measured",
         items.len() - failed - skipped,
         told.len(),
         count(Verdict::Holds),
         count(Verdict::DoesNot),
+        count(Verdict::Undecided),
         count(Verdict::Open),
     );
-    if let Some(busy) = busy.filter(|_| matches!(size, Size::Quick | Size::Usual | Size::Paper)) {
+    match table.write(&folder.join("verdicts.csv")) {
+        Ok(()) => println!("written: {}", display(&folder.join("verdicts.csv"), root)),
+        Err(why) => {
+            eprintln!("farheap-papers: {why}");
+            failed += 1;
+        }
+    }
+    if let Some(busy) = busy.filter(|_| plan.size != Size::Smoke && plan.rounds > 0) {
         println!("{busy}: times may say more of that than of the findings");
     }
     failed
+}
+
+/// The medians of all rounds.
+fn medians(rounds: &[Vec<Found>]) -> Vec<Found> {
+    let of = |at: usize, value: fn(&Found) -> Option<f64>| {
+        median(rounds.iter().filter_map(|round| value(&round[at])))
+    };
+    let points = rounds.first().into_iter().flatten().enumerate();
+    let found = points.map(|(at, found)| Found {
+        point: found.point,
+        theirs: of(at, |found| found.theirs),
+        ours: of(at, |found| found.ours),
+    });
+    found.collect()
+}
+
+/// What was found, as a table for other programs: when, of which revision.
+struct Verdicts {
+    text: String,
+    /// The columns that all lines end with.
+    end: String,
+}
+
+impl Verdicts {
+    fn new(root: &Path, size: Size) -> Verdicts {
+        let mut git = Command::new("git");
+        git.current_dir(root).args(["describe", "--always", "--dirty", "--exclude=*"]);
+        let revision = git.output().ok().filter(|output| output.status.success());
+        let revision = revision.map_or_else(String::new, |output| {
+            String::from_utf8_lossy(&output.stdout).trim().to_owned()
+        });
+        let date = humantime::format_rfc3339_seconds(SystemTime::now());
+        let text = "item,finding,verdict,share,rounds,size,date,revision\n".to_owned();
+        Verdicts { text, end: format!("{},{date},{revision}", size.name()) }
+    }
+
+    fn add(&mut self, item: &Item, decisions: &[Decision], rounds: usize) {
+        for (finding, Decision { verdict, share }) in item.findings.iter().zip(decisions) {
+            let (name, text, verdict) = (item.name(), finding.text, verdict.text());
+            let end = &self.end;
+            self.text += &format!("{name},\"{text}\",{verdict},{share:.3},{rounds},{end}\n");
+        }
+    }
+
+    fn write(&self, path: &Path) -> Result<(), String> {
+        let made = path.parent().map_or(Ok(()), std::fs::create_dir_all);
+        made.and_then(|()| std::fs::write(path, &self.text))
+            .map_err(|error| format!("{}: {error}", path.display()))
+    }
 }
 
 /// What else the machine had to do when this began, if it was more than its processors can.
@@ -209,6 +369,19 @@ mod tests {
         let error = error.expect_err("no such paper").to_string();
         assert!(error.contains("metadate") && error.contains("cooperative"), "{error}");
         assert!(CATALOGUE.iter().all(|item| PAPERS.contains(&item.paper)));
+    }
+
+    #[test]
+    fn verdicts_are_a_table_with_quoted_findings() {
+        let item = CATALOGUE.iter().find(|item| item.name() == "figure 2 cooperative");
+        let item = item.expect("is there");
+        let mut table = Verdicts::new(Path::new("."), Size::Quick);
+        let holds = Decision { verdict: Verdict::Holds, share: 1.0 };
+        table.add(item, &[holds; 4], 7);
+        let lines: Vec<&str> = table.text.lines().collect();
+        assert_eq!(lines.len(), 5);
+        assert!(lines[2].starts_with("figure 2 cooperative,\"during a query throughput"));
+        assert!(lines[2].contains("\",holds here,1.000,7,quick,20"), "{}", lines[2]);
     }
 
     #[test]
