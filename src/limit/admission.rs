@@ -21,7 +21,7 @@
 //!                            '---- patience is over: the old limit is in force again
 //! ```
 //! Nothing here knows who reclaims: callers pass that, and loom runs the same code
-//! (`RUSTFLAGS="--cfg loom" cargo test --release --lib loom_`). Uses `base` and `budget`.
+//! (`RUSTFLAGS="--cfg loom" cargo test --profile models --lib loom_`). Uses `base` and `budget`.
 //!
 //! # Invariants
 //! 1. What is charged exceeds the limit only between a lowering and the end of its reclaim.
