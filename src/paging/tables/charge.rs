@@ -20,9 +20,9 @@ use crate::store::slots::GROUP_SLOTS;
 use crate::sys::signals::SignalsBlocked;
 use crate::sys::vm::Piece;
 
-/// While tables of slots take less than this part of the limit, there may be more of them, so that
-/// long runs are found, and they stay. Charged and given back in turns, they made pages leave each time: without
-/// that a B-tree map of twice its group's memory reads 183 thousand times, with it 194.
+/// While tables of slots take less than this part of the limit, there may be more of them, so that long runs are found,
+/// and they stay while slots are in use. Charged and given back in turns, they made pages leave each time: without that a
+/// B-tree map of twice its group's memory reads 183 thousand times, with it 194.
 const SLOTS_PART: u64 = 64;
 /// Maximum number of slot groups that are given back in one turn of the evictor: a call of the kernel each,
 /// for which faults that need room would wait.
@@ -225,7 +225,8 @@ impl Tables {
     pub(in crate::paging) fn sleep_slots(&self, memory: &RegionMemory, slots: &SlotStore) -> bool {
         for _ in 0..ASLEEP_MAX {
             let (free, used) = slots.map().awake();
-            if free.0 < 2 * (SLOTS_READY + used.0 / 4) || self.slots_may_grow(memory) {
+            let are_for_runs = self.slots_may_grow(memory) && free.0 < 4 * used.0;
+            if are_for_runs || free.0 < 2 * (SLOTS_READY + used.0 / 4) {
                 return false;
             }
             let Some(first) = slots.map().sleep() else { return false };
