@@ -17,14 +17,14 @@ use std::sync::Arc;
 
 /// Pages to read ahead after a fault on a page.
 pub(in crate::paging) fn next_window(pager: &Pager, page: PageId, on: FaultOn) -> Option<Window> {
-    let chunk = if pager.memory().reads_chunks() { CHUNK_PAGES as u64 } else { 1 };
     let is_stored = |page: u64| {
         page < pager.table().page_count().0
             && pager.word(PageId(page)).load().state() == State::Stored
     };
     // Others may hold most of the limit: a chunk that is read into the rest pushes the one before it out.
     let within = ByteCount(pager.budget().charged().0 + pager.budget().free().0);
-    pager.readahead().after_fault(page, on, within, chunk, &is_stored)
+    let by_chunks = pager.memory().reads_chunks();
+    pager.readahead().after_fault(page, on, within, by_chunks, &is_stored)
 }
 
 /// Pages that one handler prefetches.
@@ -62,7 +62,7 @@ impl Prefetch {
         huge_reads: &mut HugeReads,
     ) {
         let (per_chunk, end) = (CHUNK_PAGES as u64, self.pager.table().page_count().0);
-        let chunks = window.split_chunks(per_chunk, end);
+        let chunks = window.split_chunks(end);
         let chunks = chunks.map_or(0..0, |(first, count)| first.0..first.0 + count.0);
         let chunks = chunks.step_by(per_chunk as usize).map(|first| (PageId(first), per_chunk));
         let mut room = true;

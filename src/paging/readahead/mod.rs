@@ -20,7 +20,7 @@ use crate::base::sync::{AtomicU32, Ordering, Rank};
 use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::meta::LazyArray;
 use crate::paging::page::{CHUNK_PAGES, PAGE};
-use crate::paging::pager::table::CLUSTER_SHIFT;
+use crate::paging::pager::table::{CLUSTER_PAGES, CLUSTER_SHIFT};
 use crate::sys::signals::FaultLock;
 use crate::sys::vm::HUGE_PAGE;
 use crossbeam_queue::ArrayQueue;
@@ -113,7 +113,7 @@ impl Readahead {
             streams: detects_streams.then(|| FaultLock::new(Rank::Leaf, Streams::new())),
             advice: LazyArray::new(chunks)?,
             requests: ArrayQueue::new(REQUESTS_MAX),
-            writes: WritePredictor::new(chunks, CHUNK_PAGES as u32)?,
+            writes: WritePredictor::new(chunks)?,
         })
     }
 
@@ -129,24 +129,16 @@ impl Readahead {
         self.advice[self.chunk_of(page)].store(advice.encode(), Ordering::Relaxed);
     }
 
-    /// Pages to read ahead after a fault, where `limit` bytes may be resident at most and chunks of
-    /// `chunk` pages can be read whole (1: they cannot). `is_stored` says which pages can fault.
+    /// Pages to read ahead after a fault, where `limit` bytes may be resident at most and chunks can be read whole,
+    /// or not. `is_stored` says which pages can fault.
     pub(in crate::paging) fn after_fault(
         &self,
         page: PageId,
         on: FaultOn,
         limit: ByteCount,
-        chunk: u64,
+        by_chunks: bool,
         is_stored: &dyn Fn(u64) -> bool,
     ) -> Option<Window> {
-        const WINDOW_BYTES_MAX: u64 = 8 << 20;
-        /// Page by page: what is asked for must leave the device room for faults.
-        const WINDOW_CLUSTERS_MAX: u64 = 192;
-        /// Of the first block of a stream.
-        const BLOCK_BYTES_MIN: u64 = 64 << 10;
-        const FIRST_BLOCK_MIN: u64 = 4;
-        /// Chunks are a request or two each, however many pages they have.
-        const CHUNKS_MAX: u64 = 4;
         /// Bytes that all streams together may have read ahead, as a part of the limit: less than the
         /// policy keeps of pages that were not seen used (`evict::policy::tenure`).
         const LIMIT_PART: u64 = 12;
@@ -155,21 +147,12 @@ impl Readahead {
         if advice == Advice::Random {
             return None;
         }
-        // In clusters, all of it.
-        let shift = CLUSTER_SHIFT;
-        let (cluster, chunk) = (PageId(page.0 >> shift), (chunk >> shift).max(1));
-        let byte_shift = PAGE.trailing_zeros() + shift;
-        let clusters_max = WINDOW_CLUSTERS_MAX.max(CHUNKS_MAX * chunk);
-        let limits = WindowLimits {
-            per_stream: (WINDOW_BYTES_MAX >> byte_shift).clamp(2, clusters_max),
-            in_total: (limit.0 / LIMIT_PART) >> byte_shift,
-            first_block: (BLOCK_BYTES_MIN >> byte_shift).max(FIRST_BLOCK_MIN),
-            chunk,
-        };
-        let is_stored = |cluster: u64| is_stored(cluster << shift);
+        let in_total = limit.0 / LIMIT_PART / (CLUSTER_PAGES * PAGE) as u64;
+        let limits = WindowLimits { in_total, by_chunks };
+        let cluster = page.0 >> CLUSTER_SHIFT;
+        let is_stored = |cluster: u64| is_stored(cluster << CLUSTER_SHIFT);
         let eager = advice == Advice::Sequential;
-        let window = streams.lock().fault(cluster, on, limits, eager, &is_stored);
-        window.map(|window| window.of_clusters(shift))
+        streams.lock().fault(cluster, on, limits, eager, &is_stored)
     }
 
     // Requests.

@@ -13,17 +13,18 @@
 use crate::base::error::Result;
 use crate::base::sync::{AtomicU32, Ordering};
 use crate::meta::LazyArray;
+use crate::paging::page::CHUNK_PAGES;
 
 /// All of the pages.
 const ALL: u32 = 1 << 16;
 /// Share of pages written above which a guess is cheaper: a fault of 9 us that is saved against
 /// 4 us for each page that was guessed wrong.
 const WORTH_IT: u32 = ALL / 3;
-/// Number of the last pages that the share of a chunk follows at least, about: as many as it has,
+/// Number of the last pages that the share of a chunk follows, about: as many as it has,
 /// because they come in by hundreds, and none of them is written yet.
-const CHUNK_MEMORY_MIN: u32 = 128;
-/// The same of the region, in those of a chunk.
-const REGION_MEMORY: u32 = 8;
+const CHUNK_MEMORY: u32 = CHUNK_PAGES as u32;
+/// The same of the region.
+const REGION_MEMORY: u32 = 8 * CHUNK_MEMORY;
 
 /// The shares of a region.
 #[derive(Debug)]
@@ -31,21 +32,13 @@ pub(super) struct WritePredictor {
     region: AtomicU32,
     /// Per chunk: its share plus 1; 0 while nothing is known.
     chunks: LazyArray<AtomicU32>,
-    /// Number of the last pages that the share of a chunk follows, about.
-    chunk_memory: u32,
 }
 
 impl WritePredictor {
-    /// Of chunks of `per_chunk` pages.
-    ///
     /// # Errors
     /// When the kernel refuses the mapping.
-    pub(super) fn new(chunks: usize, per_chunk: u32) -> Result<WritePredictor> {
-        Ok(WritePredictor {
-            region: AtomicU32::new(0),
-            chunks: LazyArray::new(chunks)?,
-            chunk_memory: per_chunk.max(CHUNK_MEMORY_MIN),
-        })
+    pub(super) fn new(chunks: usize) -> Result<WritePredictor> {
+        Ok(WritePredictor { region: AtomicU32::new(0), chunks: LazyArray::new(chunks)? })
     }
 
     /// True if a page of the chunk, about to be mapped for a read, will probably be written.
@@ -68,9 +61,9 @@ impl WritePredictor {
     /// Two threads may learn at once, and one of them in vain: it is an estimate.
     fn learn(&self, chunk: usize, change: impl Fn(u32, u32) -> u32) {
         let region = self.region.load(Ordering::Relaxed);
-        self.region.store(change(region, REGION_MEMORY * self.chunk_memory), Ordering::Relaxed);
+        self.region.store(change(region, REGION_MEMORY), Ordering::Relaxed);
         let share = self.chunks[chunk].load(Ordering::Relaxed).checked_sub(1).unwrap_or(region);
-        self.chunks[chunk].store(change(share, self.chunk_memory) + 1, Ordering::Relaxed);
+        self.chunks[chunk].store(change(share, CHUNK_MEMORY) + 1, Ordering::Relaxed);
     }
 }
 
@@ -86,33 +79,33 @@ mod tests {
 
     #[test]
     fn pages_that_are_only_read_stay_protected() {
-        let predictor = WritePredictor::new(4, 128).expect("a small mapping");
+        let predictor = WritePredictor::new(4).expect("a small mapping");
         protected(&predictor, 0, 512, 16);
         assert!(!predictor.expects_write(0) && !predictor.expects_write(1));
     }
 
     #[test]
     fn pages_that_are_all_written_are_mapped_writable_in_chunks_never_seen_too() {
-        let predictor = WritePredictor::new(8, 128).expect("a small mapping");
+        let predictor = WritePredictor::new(8).expect("a small mapping");
         (0..4).for_each(|chunk| protected(&predictor, chunk, 512, 1));
         assert!((0..8).all(|chunk| predictor.expects_write(chunk)));
     }
 
     #[test]
     fn guesses_that_come_to_nothing_end() {
-        let predictor = WritePredictor::new(1, 128).expect("a small mapping");
+        let predictor = WritePredictor::new(1).expect("a small mapping");
         protected(&predictor, 0, 512, 1);
         assert!(predictor.expects_write(0));
         let departures = (0..).take_while(|_| {
             predictor.unwritten(0);
             predictor.expects_write(0)
         });
-        assert!((64..256).contains(&departures.count()));
+        assert!((256..1024).contains(&departures.count()));
     }
 
     #[test]
     fn a_chunk_that_is_written_differs_from_the_others() {
-        let predictor = WritePredictor::new(16, 128).expect("a small mapping");
+        let predictor = WritePredictor::new(16).expect("a small mapping");
         for _ in 0..4 {
             protected(&predictor, 0, 512, 1);
             (1..16).for_each(|chunk| protected(&predictor, chunk, 512, 64));
