@@ -197,7 +197,8 @@ impl Extents {
             .managed()
             .guaranteed(pager.budget().limit())
             .0
-            .saturating_sub(pager.pool().reserve().0);
+            // Pages without a slot cannot have that.
+            .saturating_sub(pager.pool().watermarks().high());
         PageCount(stored.0.saturating_add(resident / PAGE as u64))
     }
 

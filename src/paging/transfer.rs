@@ -36,11 +36,11 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Bytes of one merged read: large enough for the device's full rate, small enough that the first
+/// Pages of one merged read, 512 KiB: large enough for the device's full rate, small enough that the first
 /// pages of a window are installed while the rest is being read.
-const READ_BYTES_MAX: usize = 512 << 10;
-/// Bytes of one merged write, and of one read into a huge page: what devices are fastest with.
-const LONG_BYTES_MAX: usize = 1 << 20;
+pub(in crate::paging) const READ_MAX: usize = (512 << 10) / PAGE;
+/// Pages of one merged write, and of one read into a run of frames, 1 MiB: what devices are fastest with.
+pub(in crate::paging) const LONG_MAX: usize = (1 << 20) / PAGE;
 
 /// Purpose of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -258,17 +258,8 @@ impl Transfers {
 
     // Start.
 
-    /// Maximum number of pages of one request. A run of frames is written whole.
-    pub(in crate::paging) fn pages_max(&self, op: Op, is_run: bool) -> usize {
-        let bytes = match (op, is_run) {
-            (Op::Write, true) => return CHUNK_PAGES,
-            (Op::Read, false) => READ_BYTES_MAX,
-            (Op::Read, true) | (Op::Write, false) => LONG_BYTES_MAX,
-        };
-        (bytes / PAGE).max(1)
-    }
-
-    /// How many of the first `frames`, whose slots follow each other, go by one request. A run of frames goes alone.
+    /// How many of the first `frames`, whose slots follow each other, go by one request. A run of frames goes alone, and
+    /// is written whole.
     pub(in crate::paging) fn mergeable(
         &self,
         op: Op,
@@ -277,13 +268,18 @@ impl Transfers {
         let mut frames = frames.peekable();
         let Some(&first) = frames.peek() else { return 0 };
         let run_of = |frame| self.pager.frames().run_of(frame);
+        let most = match (op, run_of(first).is_some()) {
+            (Op::Write, true) => CHUNK_PAGES,
+            (Op::Read, false) => READ_MAX,
+            (Op::Read, true) | (Op::Write, false) => LONG_MAX,
+        };
         let (mut segments, mut next) = (1, first.0);
         let fits = |frame: &FrameId| {
             segments += usize::from(frame.0 != next);
             next = frame.0 + 1;
             segments <= SEGMENTS_MAX && run_of(*frame) == run_of(first)
         };
-        frames.take(self.pages_max(op, run_of(first).is_some())).take_while(fits).count()
+        frames.take(most).take_while(fits).count()
     }
 
     /// Hands a transfer of consecutive slots, from `slot` on, to the queue; returns since when the device has it.

@@ -22,11 +22,11 @@ const QUIET: Duration = Duration::from_millis(500);
 /// space there, and with holes instead of it each write allocates, one at a time (book/src/design/write_back.md).
 const PLENTY: Duration = Duration::from_secs(2);
 
-/// Maximum number of bytes of one discard: faults that come meanwhile wait for it, some 0.7 ms.
-const DISCARD_BYTES_MAX: usize = 4 << 20;
+/// Maximum length of one discard, 4 MiB: faults that come meanwhile wait for it, some 0.7 ms.
+const DISCARD_MAX: SlotCount = SlotCount(1 << 10);
 
-/// Minimum number of bytes of one discard beside faults and at the end: 64 KiB take 0.16 ms, 4 MiB 0.7.
-pub(super) const LONG_BYTES: usize = 1 << 20;
+/// Minimum length of one discard beside faults and at the end, 1 MiB: 64 KiB take 0.16 ms, 4 MiB 0.7.
+pub(super) const LONG: SlotCount = SlotCount(1 << 8);
 
 /// The evictor's record of freed space.
 #[derive(Debug)]
@@ -42,12 +42,11 @@ pub(super) struct DeviceSpace {
 }
 
 impl Pager {
-    /// Gives the device space of a run of freed slots back, of `bytes_min` or more; returns whether
+    /// Gives the device space of a run of freed slots back, of `least` or more; returns whether
     /// there was one. For the evictor, or when the region's threads have ended.
-    pub(super) fn discard_freed(&self, bytes_min: usize) -> bool {
-        let slots_of = |bytes: usize| SlotCount((bytes / PAGE).max(1) as u64);
-        let (least, most) = (slots_of(bytes_min), slots_of(DISCARD_BYTES_MAX));
-        let Some(run) = self.slots().map().next_discardable(least, most) else { return false };
+    pub(super) fn discard_freed(&self, least: SlotCount) -> bool {
+        let run = self.slots().map().next_discardable(least, DISCARD_MAX);
+        let Some(run) = run else { return false };
         let (offset, len) = (self.slots().offset(run.0), run.1.0 * PAGE as u64);
         // SAFETY: the slots are free, and stay so until `discarded`.
         let result = self.guarded(|| unsafe { self.slots().store().discard(offset, len) });
@@ -63,7 +62,7 @@ impl Pager {
     pub(in crate::paging) fn discard_freed_last(&self) {
         let is_healthy = self.health().write_errno() == 0 && !crate::store::has_given_up();
         let is_wanted = is_healthy && self.slots().store().outlives_process();
-        while is_wanted && self.discard_freed(LONG_BYTES) {}
+        while is_wanted && self.discard_freed(LONG) {}
     }
 }
 

@@ -224,9 +224,6 @@ impl Evictor {
 
     /// Evicts one batch if there is a need. Returns whether it changed anything.
     fn make_room(&mut self) -> bool {
-        /// Victims of one turn, but for the rest of a chunk that goes whole: what is chosen later is chosen better.
-        const TURN_BYTES_MAX: usize = 1 << 20;
-        let turn_max = (TURN_BYTES_MAX / PAGE).clamp(16, BATCH_MAX);
         // Above a limit that was lowered: spare memory goes first, which costs nobody a fault.
         if self.pager.pool().excess() > 0 {
             if self.pager.pool().free_spare_run() > 0 {
@@ -241,25 +238,27 @@ impl Evictor {
         }
         self.look_at_arrivals();
         let wanted = self.wanted();
+        // But for the rest of a chunk that goes whole: what is chosen later is chosen better.
+        let in_turn = wanted.min(BATCH_MAX);
         let mut freed = false;
         if wanted > 0 {
             let released = self.pager.tables().release(self.pager.memory()) as usize;
             self.made_room(released);
             // What the heap keeps of freed memory need not be written.
             self.pager.pool().purge().call();
-            freed = match self.evict_chunk(wanted.min(turn_max)) {
+            freed = match self.evict_chunk(in_turn) {
                 Chunkwise::Went => true,
                 Chunkwise::Wait => false,
-                Chunkwise::Later => self.evict(wanted.min(turn_max)),
+                Chunkwise::Later => self.evict(in_turn),
                 Chunkwise::Closed => {
-                    self.evict(wanted.min(turn_max));
+                    self.evict(in_turn);
                     true
                 }
                 Chunkwise::Unfit => {
                     let memory = self.pager.memory();
                     let next = memory.chunks().next_open();
                     let closed = next.is_some_and(|chunk| kernel_filled::close(memory, chunk));
-                    self.evict(wanted.min(turn_max)) || closed
+                    self.evict(in_turn) || closed
                 }
             };
         }

@@ -1,10 +1,10 @@
 //! Requests to the evictor, and its work when there are none.
 
 use crate::base::deadline::Deadline;
-use crate::base::units::PageId;
+use crate::base::units::{PageId, SlotCount};
 use crate::paging::evict::Evictor;
 use crate::paging::evict::content::Listed;
-use crate::paging::evict::device_space::LONG_BYTES;
+use crate::paging::evict::device_space::LONG;
 use crate::paging::evict::victims::Chunkwise;
 use crate::paging::kernel_filled;
 use crate::paging::page::{BATCH_MAX, CHUNK_PAGES};
@@ -26,9 +26,9 @@ impl Evictor {
             return false;
         }
         if self.space.is_asked || is_quiet || self.writes.is_full() {
-            return self.pager.discard_freed(0);
+            return self.pager.discard_freed(SlotCount(1));
         }
-        is_plenty && self.pager.discard_freed(LONG_BYTES)
+        is_plenty && self.pager.discard_freed(LONG)
     }
 
     /// Evicts ranges that somebody asked to be evicted; answers when they are out.
@@ -99,7 +99,7 @@ impl Evictor {
         // Half of the frames for what is on its way out, half for the next batch: a page that
         // finds no frame would stay.
         let half = self.pager.frames().singles() / 2;
-        let end = end.min(first.0 + BATCH_MAX.min(half) as u64);
+        let end = end.min(first.0 + BATCH_MAX as u64);
         // Up to a chunk that may leave whole.
         let mut stop = (first.0 + 1).next_multiple_of(CHUNK_PAGES as u64);
         while stop < end && !self.pager.chunks().is_open(self.pager.table().chunk_of(PageId(stop)))

@@ -10,11 +10,8 @@ use crate::paging::mapped_over;
 use crate::paging::page::word::{FrameId, Word};
 use crate::paging::page::{BATCH_MAX, CHUNK_PAGES, PAGE, PAGE_SIZE};
 use crate::paging::pager::memory::RegionMemory;
-use crate::sys::vm::{HUGE_PAGE, Piece};
+use crate::sys::vm::Piece;
 use std::time::Instant;
-
-/// Maximum number of bytes that one call moves: bounds how long faults on them wait.
-const RUN_BYTES_MAX: usize = HUGE_PAGE;
 
 /// Open chunks are evicted whole while they are at least 1/OPEN_PART of the limit:
 /// then what they hold is most probably older than what the policy knows.
@@ -78,7 +75,6 @@ impl Evictor {
         let mut taken = std::mem::take(&mut self.taken);
         let TakenOut { clean, run } = &mut taken;
         let mut pieces = [Piece::new(0, 0); VICTIMS_MAX];
-        let run_max = RUN_BYTES_MAX / PAGE;
         let (mut piece_count, mut clean_count, mut run_len, mut moved) = (0, 0, 0, 0);
         for &page in victims.iter() {
             let Some(word) = content::take_victim(self.pager.memory(), page, listed) else {
@@ -91,10 +87,10 @@ impl Evictor {
             } else if pause && word.slot().is_none() {
                 content::keep(self.pager.memory(), page, word);
             } else {
-                // Up to the end of a chunk: one that came in whole can leave whole.
+                // Up to the end of a chunk: one that came in whole can leave whole, and faults on it wait for one call.
                 let begins = page.0.is_multiple_of(CHUNK_PAGES as u64);
                 let follows = run_len > 0 && run[run_len - 1].0.0 + 1 == page.0 && !begins;
-                if !follows || run_len == run_max {
+                if !follows {
                     // A handler may have come to this processor meanwhile, to give way here: a batch is
                     // longer than a fault.
                     self.detour.take(self.pager.sched());

@@ -10,7 +10,7 @@ use crate::paging::page::word::{FrameId, Word};
 use crate::paging::pager::Pager;
 use crate::paging::pager::health::NO_SLOT;
 use crate::paging::pager::health::errno_of;
-use crate::paging::transfer::{Aim, Transfer, Transfers};
+use crate::paging::transfer::{Aim, LONG_MAX, Transfer, Transfers};
 use crate::store::{Op, may_come_late};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -80,7 +80,7 @@ impl WriteBack {
 
     /// More pages that it takes now.
     pub(super) fn room(&self) -> usize {
-        let room = self.transfers.room() * self.transfers.pages_max(Op::Write, false);
+        let room = self.transfers.room() * LONG_MAX;
         room.saturating_sub(self.dirty.len())
     }
 

@@ -64,14 +64,9 @@ impl PageBits {
     }
 }
 
-/// The requests that read the pages of a chunk, at most `pages_max` each; `None`: not all are stored, or they lie so
-/// far apart that nothing is won.
-fn requests_of(
-    table: &PageTable,
-    pages: impl Iterator<Item = PageId>,
-    pages_max: usize,
-) -> Option<usize> {
-    let mut requests = RequestCount::new(pages_max);
+/// The requests that read the pages of a chunk; `None`: not all are stored, or they lie so far apart that nothing is won.
+fn requests_of(table: &PageTable, pages: impl Iterator<Item = PageId>) -> Option<usize> {
+    let mut requests = RequestCount::default();
     for page in pages {
         let word = table.word(page).load();
         if word.state() != State::Stored {
@@ -114,7 +109,7 @@ impl HugeReads {
         if !self.pager.memory().reads_chunks() {
             return None;
         }
-        let requests = requests_of(self.pager.table(), pages.clone(), reads.run_pages_max())?;
+        let requests = requests_of(self.pager.table(), pages.clone())?;
         if !reads.has_room_for(requests) {
             return Some(FaultStatus::QueueFull);
         }

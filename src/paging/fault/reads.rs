@@ -14,22 +14,22 @@ use crate::paging::fault::fill;
 use crate::paging::fault::fill::Attempts;
 use crate::paging::fault::sched::{Polled, Polling, ThreadSched};
 use crate::paging::fault::status::{FaultStatus, Purpose};
+use crate::paging::page::CHUNK_PAGES;
 use crate::paging::page::word::{FrameId, State, Word};
-use crate::paging::page::{CHUNK_PAGES, PAGE};
 use crate::paging::pager::Pager;
 use crate::paging::pager::memory::ReadPage;
-use crate::paging::transfer::{Aim, Transfer, Transfers};
+use crate::paging::transfer::{Aim, LONG_MAX, READ_MAX, Transfer, Transfers};
 use crate::store::Op;
 use crate::sys::uffd::Wake;
 use arrayvec::ArrayVec;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// RequestCount a handler keeps in flight.
+/// Requests that a handler keeps in flight.
 pub(in crate::paging) const DEPTH: u32 = 256;
-/// Bytes installed for threads that wait before they are woken: bounds how long a page that is
+/// Pages installed for threads that wait before they are woken: bounds how long a page that is
 /// there is waited for.
-const WAKE_BYTES_MAX: usize = 64 << 10;
+const WAKE_MAX: usize = 16;
 
 /// A fault that waits for a page which its own handler reads.
 #[derive(Clone, Copy, Debug)]
@@ -83,22 +83,17 @@ impl FrameRead {
     }
 }
 
-/// Counts the requests that read slots one after another.
+/// Counts the requests that read slots one after another into a run of frames.
+#[derive(Default)]
 pub(super) struct RequestCount {
-    pages_max: usize,
     count: usize,
     /// The last slot, and the pages of its request.
     last: Option<(SlotId, usize)>,
 }
 
 impl RequestCount {
-    pub(super) fn new(pages_max: usize) -> RequestCount {
-        RequestCount { pages_max, count: 0, last: None }
-    }
-
     pub(super) fn add(&mut self, slot: SlotId) {
-        let joined =
-            self.last.filter(|(last, pages)| last.0 + 1 == slot.0 && *pages < self.pages_max);
+        let joined = self.last.filter(|(last, pages)| last.0 + 1 == slot.0 && *pages < LONG_MAX);
         self.count += usize::from(joined.is_none());
         self.last = Some((slot, joined.map_or(1, |(_, pages)| pages + 1)));
     }
@@ -144,7 +139,7 @@ impl Reads {
             requests: 0,
             repeats: Vec::with_capacity(frames),
             frames: Vec::with_capacity(frames),
-            to_wake: Vec::with_capacity(WAKE_BYTES_MAX / PAGE),
+            to_wake: Vec::with_capacity(WAKE_MAX),
             pager,
         })
     }
@@ -152,8 +147,7 @@ impl Reads {
     /// Bytes of all that, for a region of this number of frames.
     pub(super) fn bytes(frames: usize) -> usize {
         let frame = size_of::<FrameId>() + size_of::<Repeat>() + size_of::<FrameRead>();
-        let wakes = WAKE_BYTES_MAX / PAGE * size_of::<PageId>();
-        Transfers::bytes(DEPTH) + frames * frame + wakes
+        Transfers::bytes(DEPTH) + frames * frame + WAKE_MAX * size_of::<PageId>()
     }
 
     /// True if nothing is accepted, at the device or back from it.
@@ -164,11 +158,6 @@ impl Reads {
     /// True if this many requests more may be made.
     pub(super) fn has_room_for(&self, requests: usize) -> bool {
         self.requests + requests <= self.transfers.room()
-    }
-
-    /// Maximum number of pages of one request into a run of frames.
-    pub(super) fn run_pages_max(&self) -> usize {
-        self.transfers.pages_max(Op::Read, true)
     }
 
     // Accepting.
@@ -230,7 +219,7 @@ impl Reads {
             return None; // Faults go first.
         }
         let is_stored = |page: &PageId| self.pager.word(*page).load().state() == State::Stored;
-        let most = count.min(room).min(self.transfers.pages_max(Op::Read, false) as u64);
+        let most = count.min(room).min(READ_MAX as u64);
         let pages = (first.0..first.0 + most).map(PageId);
         let stored = pages.clone().take_while(is_stored).count();
         if stored == 0 {
@@ -251,7 +240,7 @@ impl Reads {
         pages: impl Iterator<Item = PageId>,
     ) -> u64 {
         let (mut accepted, before) = (0, self.requests);
-        let mut requests = RequestCount::new(self.run_pages_max());
+        let mut requests = RequestCount::default();
         for (page, frame) in pages.zip((first.0..).map(FrameId)) {
             let word = self.pager.word(page).load();
             self.requests = before + requests.count();
@@ -437,7 +426,7 @@ impl Reads {
             self.count_served(self.demanded_at(FrameId(first.0 + n)));
             if wake == Wake::No {
                 self.to_wake.push(PageId(page.0 + u64::from(n)));
-                if self.to_wake.len() * PAGE >= WAKE_BYTES_MAX {
+                if self.to_wake.len() >= WAKE_MAX {
                     self.wake_all(more, context);
                 }
             }

@@ -217,12 +217,6 @@ impl FramePool {
         (charged > 0).then_some((first, charged))
     }
 
-    /// Bytes of the limit that pages without a slot cannot have.
-    pub(in crate::paging) fn reserve(&self) -> ByteCount {
-        let high = self.watermarks.high();
-        ByteCount(high.max(self.headroom().0 + 2 * PAGE_SIZE.0))
-    }
-
     /// True if fresh pages may still be mapped. They leave some room, because they cannot be
     /// evicted while the device is full: pages that have a slot come and go through it, so that
     /// what was written stays readable.
@@ -255,10 +249,9 @@ impl FramePool {
     pub(in crate::paging) fn recycle(&self, first: FrameId, count: usize) {
         // Each saves new memory of the kernel, 1.4 us for 4 KiB (book/src/measurements/fault_rates.md), which no page can
         // have meanwhile.
-        const SPARE_BYTES_MAX: usize = 1 << 20;
+        const SPARES_MAX: usize = 256;
         let keeps = self.managed.deficit() == 0;
-        let most = (SPARE_BYTES_MAX / PAGE).clamp(1, self.staging.singles() / 2);
-        let worth = (self.watermarks.evict_below() as usize / PAGE).clamp(1, most);
+        let worth = (self.watermarks.evict_below() as usize / PAGE).min(SPARES_MAX);
         let is_single = self.staging.run_of(first).is_none();
         let room = worth.saturating_sub(self.staging.spare_len());
         let kept = if keeps && is_single { count.min(room) } else { 0 };

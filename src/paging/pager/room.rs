@@ -7,8 +7,8 @@ use crate::base::units::ByteCount;
 use crate::paging::config::RegionConfig;
 use crate::paging::fault::sched::HandlerSched;
 use crate::paging::fault::starved::{FAULTS_HELD_MAX, StarvedFaults};
+use crate::paging::page::PAGE;
 use crate::paging::page::chunks::CHUNK;
-use crate::paging::page::{PAGE, PAGE_SIZE};
 use crate::paging::waker::Waker;
 use crossbeam_utils::CachePadded;
 use std::sync::Arc;
@@ -83,21 +83,19 @@ impl Watermarks {
         // Room for what arrives while the evictor answers and the device writes a batch: what waits in the standby
         // line follows.
         const RESERVE_MAX: u64 = 16 << 20;
-        const BATCH: u64 = 64;
-        let page = PAGE as u64;
-        let high = (limit.0 / 64).max(BATCH * page).min(limit.0 / 16);
-        let high = high.min(RESERVE_MAX);
+        const BATCH_BYTES: u64 = 64 * PAGE as u64;
+        let high = (limit.0 / 64).clamp(BATCH_BYTES, RESERVE_MAX);
         self.low.store(high / 2, Ordering::Relaxed);
         self.high.store(high, Ordering::Relaxed);
         // Two writes of 2 MiB in flight do not fill a device of 1 ms (book/src/measurements/fault_rates.md).
-        let in_order = (limit.0 / 16).min(RESERVE_MAX).max(high);
+        let in_order = (limit.0 / 16).min(RESERVE_MAX);
         self.in_order.store(in_order, Ordering::Relaxed);
         self.ahead.store(ahead(limit).0.max(in_order), Ordering::Relaxed);
     }
 
     /// Bytes of the limit that fresh pages leave free.
     pub(in crate::paging) fn for_fresh(&self) -> ByteCount {
-        ByteCount(self.low() / 2).max(PAGE_SIZE)
+        ByteCount(self.low() / 2)
     }
 }
 
