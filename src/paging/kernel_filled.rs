@@ -28,7 +28,7 @@ use crate::base::units::{ByteCount, PageId};
 use crate::paging::page::chunk_state::{ChunkView, Phase};
 use crate::paging::page::chunks::{CHUNK, ChunkId};
 use crate::paging::page::word::{FrameId, State, Word};
-use crate::paging::page::{CHUNK_PAGES, PAGE, PAGE_SIZE, backoff};
+use crate::paging::page::{CHUNK_LEN, CHUNK_PAGES, PAGE, PAGE_SIZE, backoff};
 use crate::paging::pager::health::Health;
 use crate::paging::pager::memory::RegionMemory;
 use crate::paging::pager::table::PageTable;
@@ -95,7 +95,7 @@ pub(in crate::paging) fn try_open(
     memory.chunks().unlatch(chunk, Phase::Closed, now);
     if opened {
         memory.counters().chunks_opened.bump();
-        memory.policy().lock().opened(CHUNK_PAGES as u64);
+        memory.policy().lock().opened();
         return OpenOutcome::Opened;
     }
     if !is_own {
@@ -126,7 +126,7 @@ fn open_latched(memory: &RegionMemory, chunk: ChunkId) -> bool {
     }
     let page = PAGE_SIZE.0;
     let reserve = memory.pool().watermarks().for_fresh();
-    if absent == CHUNK_PAGES as u64
+    if absent == CHUNK_LEN.0
         && memory.pool().available() >= reserve.0 + CHUNK as u64
         && let Some(opened) = open_with_run(memory, chunk)
     {
@@ -136,7 +136,7 @@ fn open_latched(memory: &RegionMemory, chunk: ChunkId) -> bool {
         return false;
     }
     let (count, really_absent) = adopt_pages(memory, chunk);
-    let whole = count == CHUNK_PAGES as u64;
+    let whole = count == CHUNK_PAGES;
     // Pages that came or went since they were counted.
     let more = ByteCount(really_absent.saturating_sub(absent) * page);
     if whole && memory.budget().try_charge_leaving(more, ByteCount::ZERO) {
@@ -147,8 +147,7 @@ fn open_latched(memory: &RegionMemory, chunk: ChunkId) -> bool {
         // The kernel has no mapping left (max_map_count).
         memory.budget().uncharge(more);
     }
-    let first = chunk.0 as u64 * CHUNK_PAGES as u64;
-    list_resident(memory, chunk, &mut (first..first + count).map(PageId));
+    list_resident(memory, chunk, &mut memory.table().pages_of_chunk(chunk).take(count));
     memory.budget().uncharge(ByteCount(absent * page));
     false
 }
@@ -198,7 +197,7 @@ pub(in crate::paging) fn claim_all(table: &PageTable, chunk: ChunkId) -> bool {
     let claims =
         |page: &PageId| table.word(*page).try_change(Word::EMPTY, Word::moving(None)).is_ok();
     let claimed = table.pages_of_chunk(chunk).take_while(claims).count();
-    if claimed as u64 == CHUNK_PAGES as u64 {
+    if claimed == CHUNK_PAGES {
         return true;
     }
     let_go(table, table.pages_of_chunk(chunk).take(claimed));
@@ -217,7 +216,7 @@ fn is_plain(word: Word) -> bool {
 
 /// Takes pages under the chunk's charge, in order, until one is in another thread's hands;
 /// returns how many it took, and how many of them are not mapped.
-fn adopt_pages(memory: &RegionMemory, chunk: ChunkId) -> (u64, u64) {
+fn adopt_pages(memory: &RegionMemory, chunk: ChunkId) -> (usize, u64) {
     let (mut count, mut absent) = (0, 0);
     for page in memory.table().pages_of_chunk(chunk) {
         let word = memory.word(page).load();
@@ -437,7 +436,7 @@ pub(in crate::paging) fn discard_in_open(
     let pages = end.0 - first.0;
     // Where the process has too many mappings it stays open, empty and charged, until it can
     // be closed with its run.
-    let whole = pages == CHUNK_PAGES as u64 && register_alone(memory, chunk);
+    let whole = pages == CHUNK_LEN.0 && register_alone(memory, chunk);
     let piece = Piece::new(memory.table().addr(first), pages as usize * PAGE);
     // SAFETY: the chunk is latched and open, so nobody else changes its mapping, and the
     // caller gave the pages' contents up.

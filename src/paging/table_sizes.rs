@@ -4,7 +4,7 @@
 //! of all that is allocated fit; `tables` charges them when they are used.
 
 use crate::base::units::{ByteCount, PageCount, SlotCount};
-use crate::paging::page::{CHUNK_PAGES, PAGE};
+use crate::paging::page::{CHUNK_LEN, PAGE};
 use crate::store::slots::GROUP_SLOTS;
 
 /// Pages whose tags in the policy share a page.
@@ -42,7 +42,7 @@ impl Committed {
     /// The spans that `bytes` take when they begin at a multiple of all spans.
     pub(in crate::paging) fn of(bytes: u64) -> Committed {
         let spans = |pages: u64| bytes.div_ceil(pages * PAGE as u64);
-        Committed { pages: spans(1), chunks: spans(CHUNK_PAGES as u64), blocks: spans(BLOCK_PAGES) }
+        Committed { pages: spans(1), chunks: spans(CHUNK_LEN.0), blocks: spans(BLOCK_PAGES) }
     }
 
     /// Each count joined with the other's.

@@ -7,6 +7,7 @@ use crate::base::error::Result;
 use crate::base::units::{PageCount, PageId};
 use crate::paging::evict::policy::{Hint, Insert, Policy};
 use crate::paging::evict::returns::Returns;
+use crate::paging::page::CHUNK_LEN;
 
 /// Pages that have ever come in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,10 +58,9 @@ impl Residents {
         self.policy.inserted(page, Insert::Fresh);
     }
 
-    /// Notes that the kernel fills a chunk of `pages` pages from now on. The policy hears of them when
-    /// the chunk is closed.
-    pub(in crate::paging) fn opened(&mut self, pages: u64) {
-        self.arrived.fresh += pages;
+    /// Notes that the kernel fills a chunk from now on. The policy hears of its pages when the chunk is closed.
+    pub(in crate::paging) fn opened(&mut self) {
+        self.arrived.fresh += CHUNK_LEN.0;
     }
 
     /// How many pages have ever come in.
@@ -130,9 +130,9 @@ impl Residents {
     }
 }
 
-/// While the policy's pages go first, this many times the bytes of a chunk leave before a chunk does: fresh
-/// data is given up as well, only slowly, and it shows whether it still comes back.
-const AGEING: u64 = 8;
+/// While the policy's pages go first, this many leave before a chunk does: fresh data is given up as well, only
+/// slowly, and it shows whether it still comes back.
+const AGEING: u64 = 8 * CHUNK_LEN.0;
 
 /// Arrivals count as read in order while at least 1/ORDERED_PART of it came ahead of its fault: of reads at
 /// random 1 in 30 does, of a scan what the device has read before the reader gets there.
@@ -162,31 +162,30 @@ impl Arrivals {
         self.fresh > self.filled
     }
 
-    /// Notes how many pages have ever arrived; what came before the last few chunks of `chunk`
-    /// pages is forgotten.
-    pub(super) fn look(&mut self, arrived: Arrived, chunk: u64) {
-        const MEMORY_CHUNKS: u64 = 4;
+    /// Notes how many pages have ever arrived; what came before the last few chunks is forgotten.
+    pub(super) fn look(&mut self, arrived: Arrived) {
+        const MEMORY: u64 = 4 * CHUNK_LEN.0;
         self.filled += arrived.filled - self.before.filled;
         self.ahead += arrived.ahead - self.before.ahead;
         self.fresh += arrived.fresh - self.before.fresh;
         self.before = arrived;
-        while self.filled + self.fresh > MEMORY_CHUNKS * chunk {
+        while self.filled + self.fresh > MEMORY {
             let Arrivals { filled, ahead, fresh, .. } = *self;
             (self.filled, self.ahead, self.fresh) = (filled / 2, ahead / 2, fresh / 2);
         }
     }
 
-    /// True if `want` of the policy's pages should make room, not a chunk of `chunk` pages: what arrives is
-    /// read in order, or what was fresh comes back more than what was read (`fresh_return`).
+    /// True if `want` of the policy's pages should make room, not a chunk: what arrives is read in order, or what was
+    /// fresh comes back more than what was read (`fresh_return`).
     ///
     /// Pages read at random are needed again at random: while its likes made room, a hot set of 300 MiB that
     /// had left with its chunks got back one page in eight that were read, and fresh data that nobody came
     /// back for kept the rest of the limit.
-    pub(super) fn policy_goes_first(&mut self, want: u64, chunk: u64, fresh_return: bool) -> bool {
+    pub(super) fn policy_goes_first(&mut self, want: u64, fresh_return: bool) -> bool {
         if !self.in_order() && !fresh_return {
             return false;
         }
-        if self.since_chunk >= AGEING * chunk {
+        if self.since_chunk >= AGEING {
             self.since_chunk = 0;
             return false;
         }
@@ -199,37 +198,34 @@ impl Arrivals {
 mod tests {
     use super::*;
 
-    /// Pages of a chunk.
-    const CHUNK: u64 = 32;
-
     #[test]
     fn fresh_pages_are_answered_by_chunks() {
         let mut arrivals = Arrivals::default();
         (1..100).for_each(|turn| {
-            arrivals.look(Arrived { filled: turn, ahead: turn, fresh: 2 * turn }, CHUNK);
-            assert!(!arrivals.policy_goes_first(1, CHUNK, false));
+            arrivals.look(Arrived { filled: turn, ahead: turn, fresh: 2 * turn });
+            assert!(!arrivals.policy_goes_first(1, false));
         });
     }
 
     #[test]
     fn pages_read_in_order_make_room_for_their_likes_and_a_chunk_goes_now_and_then() {
         let mut arrivals = Arrivals::default();
-        arrivals.look(Arrived { filled: 10_000, ahead: 10_000, fresh: 20_000 }, CHUNK);
+        arrivals.look(Arrived { filled: 10_000, ahead: 10_000, fresh: 20_000 });
         let mut chunks = 0;
-        for turn in 0..10 * AGEING * CHUNK {
+        for turn in 0..10 * AGEING {
             let filled = 20_000 + turn;
-            arrivals.look(Arrived { filled, ahead: filled, fresh: 20_000 }, CHUNK);
-            chunks += u64::from(!arrivals.policy_goes_first(1, CHUNK, false));
+            arrivals.look(Arrived { filled, ahead: filled, fresh: 20_000 });
+            chunks += u64::from(!arrivals.policy_goes_first(1, false));
         }
-        assert_eq!(chunks, 9, "one for {} pages", AGEING * CHUNK);
+        assert_eq!(chunks, 9, "one for {} pages", AGEING);
     }
 
     #[test]
     fn pages_read_at_random_are_answered_by_chunks() {
         let mut arrivals = Arrivals::default();
         (1..100).for_each(|turn| {
-            arrivals.look(Arrived { filled: 30 * turn, ahead: turn, fresh: turn }, CHUNK);
-            assert!(!arrivals.policy_goes_first(1, CHUNK, false));
+            arrivals.look(Arrived { filled: 30 * turn, ahead: turn, fresh: turn });
+            assert!(!arrivals.policy_goes_first(1, false));
         });
     }
 
@@ -237,21 +233,21 @@ mod tests {
     fn fresh_pages_that_return_are_kept_whatever_arrives_and_a_chunk_goes_now_and_then() {
         let mut arrivals = Arrivals::default();
         let mut chunks = 0;
-        for turn in 1..=10 * AGEING * CHUNK {
-            arrivals.look(Arrived { filled: turn, ahead: 0, fresh: 2 * turn }, CHUNK);
-            chunks += u64::from(!arrivals.policy_goes_first(1, CHUNK, true));
+        for turn in 1..=10 * AGEING {
+            arrivals.look(Arrived { filled: turn, ahead: 0, fresh: 2 * turn });
+            chunks += u64::from(!arrivals.policy_goes_first(1, true));
         }
-        assert_eq!(chunks, 9, "one for {} pages", AGEING * CHUNK);
+        assert_eq!(chunks, 9, "one for {} pages", AGEING);
     }
 
     #[test]
     fn what_arrived_long_ago_is_forgotten() {
         let mut arrivals = Arrivals::default();
-        arrivals.look(Arrived { filled: 0, ahead: 0, fresh: 1 << 40 }, CHUNK);
+        arrivals.look(Arrived { filled: 0, ahead: 0, fresh: 1 << 40 });
         (1..8).for_each(|turn| {
-            let filled = turn * CHUNK;
-            arrivals.look(Arrived { filled, ahead: filled, fresh: 1 << 40 }, CHUNK);
+            let filled = turn * CHUNK_LEN.0;
+            arrivals.look(Arrived { filled, ahead: filled, fresh: 1 << 40 });
         });
-        assert!(arrivals.policy_goes_first(1, CHUNK, false));
+        assert!(arrivals.policy_goes_first(1, false));
     }
 }

@@ -145,7 +145,7 @@ pub(in crate::paging) fn frames_for_run(
         return memory.pool().frames_for_eviction(count);
     }
     memory.chunks().set_whole(chunk, false);
-    if count as u64 == CHUNK_PAGES as u64
+    if count == CHUNK_PAGES
         && let Some(run) = memory.frames().take_run()
     {
         return Some((run, count));

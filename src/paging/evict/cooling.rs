@@ -43,29 +43,28 @@ impl Evictor {
     /// A run that a direct store has filled keeps its memory, for the next one.
     fn renew_runs(&mut self) {
         let frames = self.pager.frames();
-        let per_run = CHUNK_PAGES;
         let is_wanted =
             self.pager.pool().managed().deficit() == 0 && self.pager.pool().excess() == 0;
         // What was read by runs leaves by runs, and more is being read.
         let is_used = self.arrivals.fresh_prevail() || self.pager.chunks().has_had_whole();
-        if !self.pager.pool().moves() || self.outgoing.freed.len() < per_run || !is_wanted {
+        if !self.pager.pool().moves() || self.outgoing.freed.len() < CHUNK_PAGES || !is_wanted {
             return;
         }
         self.outgoing.freed.sort_unstable();
         let mut at = 0;
-        while at + per_run <= self.outgoing.freed.len() {
+        while at + CHUNK_PAGES <= self.outgoing.freed.len() {
             let first = self.outgoing.freed[at];
             let begins =
-                frames.run_of(first).is_some() && (first.0 as usize).is_multiple_of(per_run);
+                frames.run_of(first).is_some() && (first.0 as usize).is_multiple_of(CHUNK_PAGES);
             let is_run = begins
-                && self.outgoing.freed[at + per_run - 1].0 as usize
-                    == first.0 as usize + per_run - 1;
+                && self.outgoing.freed[at + CHUNK_PAGES - 1].0 as usize
+                    == first.0 as usize + CHUNK_PAGES - 1;
             let is_filled = is_run && frames.spare_runs().is_filled(first);
             if is_filled {
                 frames.spare_runs().put(first);
             }
             if is_filled || is_used && is_run && self.pager.pool().renew(first) {
-                self.outgoing.freed.drain(at..at + per_run);
+                self.outgoing.freed.drain(at..at + CHUNK_PAGES);
             } else {
                 at += 1;
             }

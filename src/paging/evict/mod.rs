@@ -54,7 +54,7 @@ use crate::base::gate::{Closed, LOOK_EVERY};
 use crate::paging::diagnostics;
 use crate::paging::evict::victims::Chunkwise;
 use crate::paging::kernel_filled;
-use crate::paging::page::{BATCH_MAX, CHUNK_PAGES, PAGE};
+use crate::paging::page::{BATCH_MAX, PAGE};
 use crate::paging::pager::frame_pool::standby_count;
 use crate::sys::messages;
 use std::time::Duration;
@@ -213,7 +213,7 @@ impl Evictor {
     /// Notes what has arrived, and runs ahead while threads wait for room for fresh memory.
     fn look_at_arrivals(&mut self) {
         let arrived = self.pager.memory().policy().lock().arrived();
-        self.arrivals.look(arrived, CHUNK_PAGES as u64);
+        self.arrivals.look(arrived);
         let is_fresh = self.arrivals.fresh_prevail() && self.takes_chunks();
         self.pager.pool().watermarks().set_in_order(self.arrivals.in_order());
         let waiters = self.pager.pool().waiters();

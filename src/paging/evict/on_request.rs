@@ -7,7 +7,7 @@ use crate::paging::evict::content::Listed;
 use crate::paging::evict::device_space::LONG;
 use crate::paging::evict::victims::Chunkwise;
 use crate::paging::kernel_filled;
-use crate::paging::page::{BATCH_MAX, CHUNK_PAGES};
+use crate::paging::page::{BATCH_MAX, CHUNK_LEN};
 use std::time::{Duration, Instant};
 
 impl Evictor {
@@ -40,7 +40,7 @@ impl Evictor {
         let (mut next, end) = (request.first.0, request.first.0 + request.count.0);
         while next < end {
             next += match self.take_chunk_of(PageId(next), end) {
-                true => CHUNK_PAGES as u64,
+                true => CHUNK_LEN.0,
                 false => self.take_batch_of(PageId(next), end),
             };
             self.finish_cooling(0);
@@ -71,8 +71,8 @@ impl Evictor {
     /// page its huge page is split, and each page costs a MOVE and a release of its own
     /// (`book/src/design/write_back.md`).
     fn take_chunk_of(&mut self, first: PageId, end: u64) -> bool {
-        let (chunk, count) = (self.pager.table().chunk_of(first), CHUNK_PAGES as u64);
-        let is_all = first.0.is_multiple_of(count) && first.0 + count <= end;
+        let chunk = self.pager.table().chunk_of(first);
+        let is_all = first.0.is_multiple_of(CHUNK_LEN.0) && first.0 + CHUNK_LEN.0 <= end;
         if !is_all || !self.pager.chunks().is_open(chunk) || !self.takes_chunks() {
             return false;
         }
@@ -101,10 +101,10 @@ impl Evictor {
         let half = self.pager.frames().singles() / 2;
         let end = end.min(first.0 + BATCH_MAX as u64);
         // Up to a chunk that may leave whole.
-        let mut stop = (first.0 + 1).next_multiple_of(CHUNK_PAGES as u64);
+        let mut stop = (first.0 + 1).next_multiple_of(CHUNK_LEN.0);
         while stop < end && !self.pager.chunks().is_open(self.pager.table().chunk_of(PageId(stop)))
         {
-            stop += CHUNK_PAGES as u64;
+            stop += CHUNK_LEN.0;
         }
         let count = (end.min(stop) - first.0) as usize;
         let batch = &mut batch[..count];

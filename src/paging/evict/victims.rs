@@ -8,7 +8,7 @@ use crate::paging::kernel_filled;
 use crate::paging::kernel_filled::CloseOutcome;
 use crate::paging::mapped_over;
 use crate::paging::page::word::{FrameId, Word};
-use crate::paging::page::{BATCH_MAX, CHUNK_PAGES, PAGE, PAGE_SIZE};
+use crate::paging::page::{BATCH_MAX, CHUNK_LEN, CHUNK_PAGES, PAGE, PAGE_SIZE};
 use crate::paging::pager::memory::RegionMemory;
 use crate::sys::vm::Piece;
 use std::time::Instant;
@@ -88,7 +88,7 @@ impl Evictor {
                 content::keep(self.pager.memory(), page, word);
             } else {
                 // Up to the end of a chunk: one that came in whole can leave whole, and faults on it wait for one call.
-                let begins = page.0.is_multiple_of(CHUNK_PAGES as u64);
+                let begins = page.0.is_multiple_of(CHUNK_LEN.0);
                 let follows = run_len > 0 && run[run_len - 1].0.0 + 1 == page.0 && !begins;
                 if !follows {
                     // A handler may have come to this processor meanwhile, to give way here: a batch is
@@ -190,14 +190,13 @@ impl Evictor {
     fn policy_goes_first(&mut self, want: usize) -> bool {
         /// Victims that came to nothing so far: then chunks must go.
         const FRUITLESS_MAX: usize = 2 * BATCH_MAX;
-        let chunk = CHUNK_PAGES as u64;
         let (listed, fresh_return) = {
             let policy = self.pager.memory().policy().lock();
             (policy.resident().0 * PAGE as u64, policy.fresh_return_more())
         };
         listed * OPEN_PART > self.pager.budget().limit().0
             && self.fruitless <= FRUITLESS_MAX
-            && self.arrivals.policy_goes_first(want as u64, chunk, fresh_return)
+            && self.arrivals.policy_goes_first(want as u64, fresh_return)
     }
 
     /// Takes an open chunk out whole, as the huge page that it mostly is; its pages cool in a run
@@ -261,11 +260,10 @@ impl Evictor {
 
     /// The pages of a run of frames cool from now on. They do not wait, for there are few runs.
     pub(super) fn cool_run(&mut self, first: FrameId, chosen: Instant) {
-        let count = CHUNK_PAGES as u32;
-        for frame in (first.0..first.0 + count).rev().map(FrameId) {
+        for frame in (first.0..first.0 + CHUNK_PAGES as u32).rev().map(FrameId) {
             self.outgoing.chosen[frame.0 as usize] = chosen;
             self.outgoing.cooling.push_front(frame);
         }
-        self.outgoing.due += count as usize;
+        self.outgoing.due += CHUNK_PAGES;
     }
 }

@@ -21,8 +21,8 @@
 use crate::base::units::PageId;
 use crate::paging::fault::reads::{Reads, RequestCount, WakeContext};
 use crate::paging::fault::status::FaultStatus;
-use crate::paging::page::CHUNK_PAGES;
 use crate::paging::page::word::{FrameId, State, Word};
+use crate::paging::page::{CHUNK_LEN, CHUNK_PAGES};
 use crate::paging::pager::Pager;
 use crate::paging::pager::frame_pool::NoRun;
 use crate::paging::pager::table::PageTable;
@@ -59,8 +59,8 @@ impl PageBits {
         self.0[page as usize / 64] & 1 << (page % 64) != 0
     }
 
-    fn count(&self) -> u64 {
-        self.0.iter().map(|bits| u64::from(bits.count_ones())).sum()
+    fn is_full(&self) -> bool {
+        self.0.iter().all(|bits| *bits == u64::MAX)
     }
 }
 
@@ -104,8 +104,7 @@ impl HugeReads {
         for_stream: bool,
         reads: &mut Reads,
     ) -> Option<FaultStatus> {
-        let per_chunk = CHUNK_PAGES as u64;
-        let pages = (first.0..first.0 + per_chunk).map(PageId);
+        let pages = (first.0..).take(CHUNK_PAGES).map(PageId);
         if !self.pager.memory().reads_chunks() {
             return None;
         }
@@ -125,7 +124,7 @@ impl HugeReads {
         };
         let accepted = reads.accept_run(frame, pages);
         // Else what was accepted comes page by page.
-        if accepted == per_chunk {
+        if accepted == CHUNK_LEN.0 {
             let run = self.pager.frames().run_of(frame).expect("a frame of a run");
             let hold = for_stream.then(|| Instant::now() + HOLD_MAX);
             let read = PageBits::default();
@@ -158,8 +157,7 @@ impl HugeReads {
         let starving = self.pager.pool().waiters().is_starving();
         for run in 0..self.chunks.len() {
             let Some(chunk) = self.chunks[run] else { continue };
-            let is_read = chunk.read.count() == CHUNK_PAGES as u64;
-            if is_read && (starving || !self.is_held(&chunk)) {
+            if chunk.read.is_full() && (starving || !self.is_held(&chunk)) {
                 self.end(run);
                 reads.map(chunk.frame, CHUNK_PAGES, 1, context);
             }
@@ -172,9 +170,8 @@ impl HugeReads {
             // Neither wanted nor discarded.
             self.pager.word(PageId(page)).load() == Word::filling(FrameId(frame))
         };
-        let count = CHUNK_PAGES;
         chunk.hold.is_some_and(|until| Instant::now() < until)
-            && (chunk.page.0..).zip(chunk.frame.0..).take(count).all(untouched)
+            && (chunk.page.0..).zip(chunk.frame.0..).take(CHUNK_PAGES).all(untouched)
     }
 
     fn end(&mut self, run: usize) {

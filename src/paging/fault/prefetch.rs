@@ -8,8 +8,8 @@ use crate::paging::fault::huge_reads::HugeReads;
 use crate::paging::fault::in_memory;
 use crate::paging::fault::reads::Reads;
 use crate::paging::fault::status::{FaultStatus, Purpose};
-use crate::paging::page::CHUNK_PAGES;
 use crate::paging::page::word::State;
+use crate::paging::page::{CHUNK_LEN, CHUNK_PAGES};
 use crate::paging::pager::Pager;
 use crate::paging::readahead::{FaultOn, PrefetchRun, Window};
 use std::iter::once;
@@ -61,10 +61,10 @@ impl Prefetch {
         reads: &mut Reads,
         huge_reads: &mut HugeReads,
     ) {
-        let (per_chunk, end) = (CHUNK_PAGES as u64, self.pager.table().page_count().0);
+        let end = self.pager.table().page_count().0;
         let chunks = window.split_chunks(end);
         let chunks = chunks.map_or(0..0, |(first, count)| first.0..first.0 + count.0);
-        let chunks = chunks.step_by(per_chunk as usize).map(|first| (PageId(first), per_chunk));
+        let chunks = chunks.step_by(CHUNK_PAGES).map(|first| (PageId(first), CHUNK_LEN.0));
         let mut room = true;
         let cluster = self.pager.table().pages_of_cluster(page);
         let cluster = once((PageId(cluster.start), cluster.end - cluster.start));
@@ -113,20 +113,19 @@ impl Prefetch {
         huge_reads: &mut HugeReads,
     ) -> Option<u64> {
         self.waits_for_frames = false;
-        let per_chunk = CHUNK_PAGES as u64;
         let counters = self.pager.counters();
         let reading = match run.for_stream {
             true => &counters.pages_read_ahead,
             false => &counters.pages_prefetched,
         };
-        if run.first.0.is_multiple_of(per_chunk)
-            && run.count.0 >= per_chunk
+        if run.first.0.is_multiple_of(CHUNK_LEN.0)
+            && run.count.0 >= CHUNK_LEN.0
             && let Some(status) = huge_reads.start(run.first, run.for_stream, reads)
         {
             self.waits_for_frames = status == FaultStatus::QueueFull;
             let is_reading = status == FaultStatus::Reading;
-            reading.add(if is_reading { per_chunk } else { 0 });
-            return is_reading.then_some(per_chunk);
+            reading.add(if is_reading { CHUNK_LEN.0 } else { 0 });
+            return is_reading.then_some(CHUNK_LEN.0);
         }
         let word = self.pager.word(run.first).load();
         let status = match word.state() {

@@ -23,6 +23,11 @@ pub(in crate::paging) const PAGE: usize = crate::sys::vm::KERNEL_PAGE;
 #[cfg(not(loom))]
 pub(in crate::paging) const CHUNK_PAGES: usize = crate::sys::vm::HUGE_PAGE / PAGE;
 
+/// The same as a number of neighbouring pages.
+#[cfg(not(loom))]
+pub(in crate::paging) const CHUNK_LEN: crate::base::units::PageCount =
+    crate::base::units::PageCount(CHUNK_PAGES as u64);
+
 /// Bytes of a page.
 #[cfg(not(loom))]
 pub(in crate::paging) const PAGE_SIZE: crate::base::units::ByteCount =

@@ -8,7 +8,7 @@ use crate::paging::mapped_over;
 use crate::paging::page::frame_meta::FrameOutcome;
 use crate::paging::page::protocol::{self, Discard};
 use crate::paging::page::word::Word;
-use crate::paging::page::{BATCH_MAX, CHUNK_PAGES, PAGE, backoff};
+use crate::paging::page::{BATCH_MAX, CHUNK_LEN, PAGE, backoff};
 use crate::paging::pager::Pager;
 use crate::sys::signals::SignalsBlocked;
 use crate::sys::vm::{self, Piece};
@@ -38,10 +38,9 @@ pub(in crate::paging) fn clear(pager: &Pager, offset: usize, end: usize) -> Resu
 /// Makes `count` pages from `first` read as zero: frames, slots and pending writes go.
 pub(crate) fn discard(pager: &Pager, first: PageId, count: PageCount) {
     let (memory, end) = (pager.memory(), PageId(first.0 + count.0));
-    let per_chunk = CHUNK_PAGES as u64;
     let mut next = first;
     while next < end {
-        let part_end = PageId(((next.0 / per_chunk + 1) * per_chunk).min(end.0));
+        let part_end = PageId((next.0 + 1).next_multiple_of(CHUNK_LEN.0).min(end.0));
         let chunk = pager.table().chunk_of(next);
         let _blocked = SignalsBlocked::new();
         let len = (part_end.0 - next.0) as usize * PAGE;

@@ -24,7 +24,7 @@
 //! Used by handlers, under one leaf lock.
 
 use crate::base::units::{PageCount, PageId};
-use crate::paging::page::CHUNK_PAGES;
+use crate::paging::page::CHUNK_LEN;
 use crate::paging::pager::table::CLUSTER_SHIFT;
 
 /// Streams that are followed at the same time.
@@ -34,7 +34,7 @@ const STRIDE_MAX: u64 = 64;
 /// Pages of the first block of a stream: 64 KiB.
 const FIRST_BLOCK: u64 = 4;
 /// Pages of a chunk, which is read whole where a stream leads through all of it.
-const CHUNK: u64 = CHUNK_PAGES as u64 >> CLUSTER_SHIFT;
+const CHUNK: u64 = CHUNK_LEN.0 >> CLUSTER_SHIFT;
 /// How far ahead of one stream pages are asked for by chunks, which are a request or two each: 8 MiB.
 const WINDOW_MAX: u64 = 4 * CHUNK;
 /// The same page by page: what is asked for must leave the device room for faults.
@@ -416,10 +416,10 @@ mod tests {
 
     #[test]
     fn chunks_beyond_the_end_of_the_region_are_left_out() {
-        const PAGES: u64 = CHUNK_PAGES as u64;
+        const PAGES: u64 = CHUNK_LEN.0;
         let mut window = Window { first: CHUNK - 8, stride: 1, count: 3 * CHUNK, mark: NO_MARK };
         let within = window.split_chunks(3 * PAGES - 7);
-        assert_eq!(within, Some((PageId(PAGES), PageCount(PAGES))));
+        assert_eq!(within, Some((PageId(PAGES), CHUNK_LEN)));
         assert_eq!(window.rows(1 << 30).collect::<Vec<_>>(), [(PageId(PAGES - 32), 32)]);
         let mut window = Window { count: 3 * CHUNK, mark: CHUNK, ..window };
         assert_eq!(window.split_chunks(1 << 30), None, "a mark is in the way");

@@ -8,7 +8,7 @@ use crate::base::units::{ByteCount, PageCount, PageId, SlotCount};
 use crate::limit::manager::MemoryManager;
 use crate::paging::page::chunks::{CHUNK, ChunkId};
 use crate::paging::page::word::Word;
-use crate::paging::page::{CHUNK_PAGES, PAGE};
+use crate::paging::page::{CHUNK_LEN, CHUNK_PAGES, PAGE};
 use crate::paging::pager::memory::RegionMemory;
 use crate::paging::pager::slot_store::SlotStore;
 use crate::paging::table_sizes::{
@@ -136,8 +136,7 @@ impl Tables {
         if has_bit(&self.words, chunk.0) {
             freed += self.release_span(memory, chunk, chunk.0, 1, || {
                 let first = chunk.0 * CHUNK_PAGES;
-                let count = PageCount(CHUNK_PAGES as u64);
-                memory.policy().lock().released(PageId(first as u64), count);
+                memory.policy().lock().released(PageId(first as u64), CHUNK_LEN);
                 let words = first..first + CHUNK_PAGES;
                 // SAFETY: all of these words are `Empty`, which is zero, and nobody changes one
                 // that is before it has entered its chunk, which is latched.
