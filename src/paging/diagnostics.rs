@@ -46,27 +46,25 @@ pub(in crate::paging) fn waits_for_room(room: NoRoom) {
 }
 
 /// A page's content is lost; a thread that touches it gets SIGBUS.
-pub(in crate::paging) fn lost_page(addr: usize, len: usize, cause: &Error, room: NoRoom) {
+pub(in crate::paging) fn lost_page(addr: usize, cause: &Error, room: NoRoom) {
     if let Error::LimitExceeded { .. } = cause {
-        lost_page_to(addr, len, format_args!("{room}"));
+        lost_page_to(addr, format_args!("{room}"));
     } else {
-        lost_page_to(addr, len, format_args!("{}", Cause(cause)));
+        lost_page_to(addr, format_args!("{}", Cause(cause)));
     }
 }
 
-fn lost_page_to(addr: usize, len: usize, cause: std::fmt::Arguments<'_>) {
+fn lost_page_to(addr: usize, cause: std::fmt::Arguments<'_>) {
     messages::tell_at_once(
         "a page cannot be brought back; touching it is SIGBUS",
         LOST_PAGES_MAX,
-        format_args!(
-            "page at {addr:#x} ({len} bytes) cannot be brought back: {cause}; touching it is SIGBUS"
-        ),
+        format_args!("page at {addr:#x} cannot be brought back: {cause}; touching it is SIGBUS"),
     );
 }
 
 /// As [`lost_page`], of inherited memory.
-pub(in crate::paging) fn lost_inherited(addr: usize, len: usize, cause: &Error) {
-    lost_page_to(addr, len, format_args!("{}", Cause(cause)));
+pub(in crate::paging) fn lost_inherited(addr: usize, cause: &Error) {
+    lost_page_to(addr, format_args!("{}", Cause(cause)));
 }
 
 /// The machine's memory has failed under a page: the program hears of it as it would without us.

@@ -14,6 +14,7 @@
 use super::fork::Private;
 use super::pagemap::{NO_PAGE_MAP, Pagemap};
 use super::probe::{Route, negotiate, open_route};
+use super::vm::KERNEL_PAGE;
 use super::{raw, refused};
 use crate::base::error::{Error, Result};
 use linux_raw_sys::general as kernel;
@@ -402,27 +403,27 @@ impl Uffd {
         Outcome::Done
     }
 
-    /// Maps the shared zero page at the missing pages of a range.
+    /// Maps the shared zero page where the page at `start` is missing.
     ///
     /// # Safety
-    /// The pages' contents are zero by definition.
-    pub(crate) unsafe fn zeropage(&self, start: usize, len: usize, wake: Wake) -> Outcome {
+    /// The page's content is zero by definition.
+    pub(crate) unsafe fn zeropage(&self, start: usize, wake: Wake) -> Outcome {
         let mode = if wake == Wake::No { ZEROPAGE_DONTWAKE } else { 0 };
-        install(len, |at| {
-            let range = range(start + at, len - at);
+        install(KERNEL_PAGE, |_| {
+            let range = range(start, KERNEL_PAGE);
             let mut args = kernel::uffdio_zeropage { range, mode, zeropage: 0 };
             // SAFETY: the caller's promise; ZEROPAGE never overwrites a present page.
             (unsafe { ioctl::zeropage(self.raw_fd(), &raw mut args) }, args.zeropage)
         })
     }
 
-    /// Makes touching the missing pages of a range SIGBUS. Needs [`feature::POISON`].
+    /// Makes touching the missing page at `start` SIGBUS. Needs [`feature::POISON`].
     ///
     /// # Safety
-    /// The pages' contents are lost.
-    pub(crate) unsafe fn poison(&self, start: usize, len: usize) -> Outcome {
-        install(len, |at| {
-            let range = range(start + at, len - at);
+    /// The page's content is lost.
+    pub(crate) unsafe fn poison(&self, start: usize) -> Outcome {
+        install(KERNEL_PAGE, |_| {
+            let range = range(start, KERNEL_PAGE);
             let mut args = kernel::uffdio_poison { range, mode: 0, updated: 0 };
             // SAFETY: the caller's promise; POISON never overwrites a present page.
             (unsafe { ioctl::poison(self.raw_fd(), &raw mut args) }, args.updated)
@@ -437,12 +438,12 @@ impl Uffd {
         self.write_protect_mode(start, len, 0)
     }
 
-    /// Write-protects the present pages of a range.
+    /// Write-protects the page at `start` if it is present.
     ///
     /// # Errors
     /// [`Error::Os`] when the kernel refuses.
-    pub(crate) fn forbid_writes(&self, start: usize, len: usize) -> Result<()> {
-        self.write_protect_mode(start, len, WRITEPROTECT_WP)
+    pub(crate) fn forbid_writes(&self, start: usize) -> Result<()> {
+        self.write_protect_mode(start, KERNEL_PAGE, WRITEPROTECT_WP)
     }
 
     fn write_protect_mode(&self, start: usize, len: usize, mode: u64) -> Result<()> {

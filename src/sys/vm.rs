@@ -346,10 +346,10 @@ impl Mapping {
         NonNull::new(self.as_ptr().wrapping_add(offset).cast()).expect("an offset in the mapping")
     }
 
-    /// Makes touching a part of the mapping SIGBUS, for kernels without `UFFDIO_POISON`: maps a
+    /// Makes touching the page at `offset` SIGBUS, for kernels without `UFFDIO_POISON`: maps a
     /// file of length zero over it (`mmap(2)`: access beyond the end of the file).
-    pub(crate) fn fence(&self, offset: usize, len: usize) -> Result<()> {
-        let (start, len) = self.part(offset, len);
+    pub(crate) fn fence(&self, offset: usize) -> Result<()> {
+        let (start, len) = self.page(offset);
         let file = memfd_create(c"farheap-fence", MFdFlags::MFD_CLOEXEC);
         let file = file.map_err(refused("memfd_create"))?;
         let flags = MapFlags::MAP_SHARED | MapFlags::MAP_FIXED;
@@ -358,42 +358,35 @@ impl Mapping {
         mapped.map(drop).map_err(refused("mmap"))
     }
 
-    /// Makes a fenced part of the mapping ordinary zero-filled memory again. It can be touched
-    /// only after `prepare`.
-    pub(crate) fn unfence(
+    /// Maps zero-filled memory at the page at `offset`, whatever is there. It can be touched only after `prepare`.
+    pub(crate) fn map_anew(
         &self,
         offset: usize,
-        len: usize,
         prepare: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        map_anew(|| self.map_anew(offset, len, prepare))
+        map_anew(|| self.map_page(offset, prepare))
     }
 
-    fn map_anew(
-        &self,
-        offset: usize,
-        len: usize,
-        prepare: impl FnOnce() -> Result<()>,
-    ) -> Result<()> {
-        let (start, bytes) = self.part(offset, len);
+    fn map_page(&self, offset: usize, prepare: impl FnOnce() -> Result<()>) -> Result<()> {
+        let (start, bytes) = self.page(offset);
         let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE | MapFlags::MAP_FIXED;
         // SAFETY: replaces a part of this mapping whose contents are lost.
         let mapped = unsafe { mmap_anonymous(Some(start), bytes, ProtFlags::PROT_NONE, flags) };
         mapped.map_err(refused("mmap"))?;
-        self.bind_part(offset, len)?;
-        self.advise(offset, len, libc::MADV_DONTFORK)?;
-        self.advise(offset, len, libc::MADV_DONTDUMP)?;
+        self.bind_part(offset, KERNEL_PAGE)?;
+        self.advise(offset, KERNEL_PAGE, libc::MADV_DONTFORK)?;
+        self.advise(offset, KERNEL_PAGE, libc::MADV_DONTDUMP)?;
         // A kernel without huge pages refuses with EINVAL.
-        let _ = self.advise(offset, len, libc::MADV_NOHUGEPAGE);
+        let _ = self.advise(offset, KERNEL_PAGE, libc::MADV_NOHUGEPAGE);
         prepare()?;
-        // SAFETY: the range is this mapping's own, without content, and becomes accessible again.
-        unsafe { mprotect(self.at(offset), len, READ_WRITE) }.map_err(refused("mprotect"))
+        // SAFETY: the page is this mapping's own, without content, and becomes accessible again.
+        unsafe { mprotect(self.at(offset), KERNEL_PAGE, READ_WRITE) }.map_err(refused("mprotect"))
     }
 
-    /// Address and length of a part of the mapping.
-    fn part(&self, offset: usize, len: usize) -> (NonZeroUsize, NonZeroUsize) {
-        assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "{offset} + {len}");
-        (self.at(offset).addr(), NonZeroUsize::new(len).expect("a part has bytes"))
+    /// Address and length of a page of the mapping.
+    fn page(&self, offset: usize) -> (NonZeroUsize, NonZeroUsize) {
+        assert!(offset + KERNEL_PAGE <= self.len, "{offset}");
+        (self.at(offset).addr(), NonZeroUsize::new(KERNEL_PAGE).expect("a page has bytes"))
     }
 }
 

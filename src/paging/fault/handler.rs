@@ -39,9 +39,9 @@ use crate::paging::fault::reads::{Demand, Reads, WakeContext};
 use crate::paging::fault::sched::ThreadSched;
 use crate::paging::fault::starved::{FAULTS_HELD_MAX, FAULTS_MAX, WAITING_MAX, take_first};
 use crate::paging::fault::status::FaultStatus;
+use crate::paging::page::CHUNK_PAGES;
 use crate::paging::page::protocol;
 use crate::paging::page::word::{FrameId, State, Word};
-use crate::paging::page::{CHUNK_PAGES, PAGE};
 use crate::paging::pager::Pager;
 use crate::paging::readahead::FaultOn;
 use crate::paging::transfer::{Transfer, check_read};
@@ -124,7 +124,7 @@ impl Handler {
                 self.note_moved(self.messages[at]);
                 if let Some(fault) = self.messages[at].fault() {
                     if gate.note_fault(fault.thread, fault.address) {
-                        pager.mapper().wake(fault.address & !(PAGE - 1));
+                        pager.mapper().wake(fault.address);
                     } else {
                         self.faults.put_off(fault, Instant::now());
                     }
@@ -352,7 +352,7 @@ impl FaultQueue {
             let status = match word.state() {
                 State::Stored => self.start_read(page, word, demand),
                 State::Filling if !word.dead() => self.join_read(page, word, demand),
-                _ => in_memory::resolve_in_memory(&self.pager, page, word, &fault),
+                _ => in_memory::resolve_in_memory(&self.pager, page, word, fault.protected),
             };
             if let Some(status) = status {
                 return status;

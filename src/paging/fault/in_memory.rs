@@ -23,21 +23,21 @@ use crate::paging::pager::lost;
 use crate::paging::pager::memory::RegionMemory;
 use crate::paging::pager::table::{CLUSTER_PAGES, PageTable};
 use crate::sys;
-use crate::sys::uffd::{Fault, Outcome, Protect};
+use crate::sys::uffd::{Outcome, Protect};
 use arrayvec::ArrayVec;
 
-/// Serves a fault on a page that is not `Stored`, as far as that goes without waiting.
-/// `None`: the word changed, look again.
+/// Serves a fault on a page that is not `Stored`, as far as that goes without waiting. `protected`: it is there, and a
+/// write found it write-protected. `None`: the word changed, look again.
 pub(in crate::paging) fn resolve_in_memory(
     pager: &Pager,
     page: PageId,
     word: Word,
-    fault: &Fault,
+    protected: bool,
 ) -> Option<FaultStatus> {
     match word.state() {
         State::Empty => fill_zeros(pager, page),
         State::Filling | State::Moving => Some(FaultStatus::TryAgain),
-        State::Resident => touch_resident(pager, page, word, fault),
+        State::Resident => touch_resident(pager, page, word, protected),
         State::Cooling => take_back(pager, page, word, Purpose::Fault),
         State::Writing => copy_out(pager.memory(), page, word),
         State::Poisoned => {
@@ -91,13 +91,12 @@ fn fill_zeros(pager: &Pager, page: PageId) -> Option<FaultStatus> {
 }
 
 /// `Resident`: a first write to a protected page, a hole that the program made (`MADV_DONTNEED`), or a lost race.
-fn touch_resident(pager: &Pager, page: PageId, word: Word, fault: &Fault) -> Option<FaultStatus> {
-    if fault.protected {
+fn touch_resident(pager: &Pager, page: PageId, word: Word, protected: bool) -> Option<FaultStatus> {
+    if protected {
         return open_for_writes(pager, page, word);
     }
-    if pager.memory().is_hole(fault.address) {
-        return fill_hole(pager.memory(), page, word, fault.address)
-            .then_some(FaultStatus::Resolved);
+    if pager.memory().is_hole(page) {
+        return fill_hole(pager.memory(), page, word).then_some(FaultStatus::Resolved);
     }
     pager.counters().faults_racing.bump();
     pager.wake(page);
@@ -249,14 +248,14 @@ fn copy_out(memory: &RegionMemory, page: PageId, word: Word) -> Option<FaultStat
 
 /// Fills a resident page that is missing with zeros. It may be written without a fault from then on. `false`: look at
 /// the page again.
-fn fill_hole(memory: &RegionMemory, page: PageId, word: Word, addr: usize) -> bool {
+fn fill_hole(memory: &RegionMemory, page: PageId, word: Word) -> bool {
     // The word cannot leave `Resident` unnoticed while this thread has made it `Moving`.
     let moving = word.leaving();
     if memory.word(page).try_change(word, moving).is_err() {
         return false;
     }
     // SAFETY: what the program has dropped reads as zero, and this thread alone changes the page's mapping now.
-    let outcome = unsafe { memory.mapper().map_zero_page(addr) };
+    let outcome = unsafe { memory.mapper().map_zero_page(memory.table().addr(page)) };
     let filled = outcome == Outcome::Done;
     memory.publish(page, moving, if filled { word.with_protected(false) } else { word });
     match outcome {

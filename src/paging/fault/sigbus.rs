@@ -39,7 +39,7 @@ use crate::paging::transfer::check_read;
 use crate::sys::signal::{self, BusCause, BusFault};
 use crate::sys::signals::SignalsBlocked;
 use crate::sys::thread;
-use crate::sys::uffd::{Fault, Wake};
+use crate::sys::uffd::Wake;
 use std::time::{Duration, Instant};
 
 /// Regions in in-thread mode that a process can have at once.
@@ -107,8 +107,7 @@ fn serve(fault: BusFault) -> bool {
 
 /// Serves a fault of the calling thread; `false` when the page is lost, or the region stops.
 fn serve_in_thread(pager: &Pager, bus: BusFault) -> bool {
-    let address = bus.addr & !(PAGE - 1);
-    let page = pager.table().page_at(address);
+    let page = pager.table().page_at(bus.addr);
     let mut spins = 0;
     let mut starved: Option<(Stopwatch, Stall)> = None;
     loop {
@@ -125,8 +124,7 @@ fn serve_in_thread(pager: &Pager, bus: BusFault) -> bool {
         // protected when its word has forgotten that: after a hole of it was filled, or when it could not leave.
         let protected = word.state() == State::Resident
             && bus.write
-            && (word.protected() || !pager.memory().is_hole(address));
-        let fault = Fault { address, write: bus.write, protected, thread: 0 };
+            && (word.protected() || !pager.memory().is_hole(page));
         let answer = match word.state() {
             State::Poisoned => return false,
             State::Stored => read_in_thread(pager, page, word, bus.write, Purpose::Fault),
@@ -134,7 +132,7 @@ fn serve_in_thread(pager: &Pager, bus: BusFault) -> bool {
             State::Filling if !word.dead() => {
                 protocol::want(pager.word(page), word).then_some(FaultStatus::TryAgain)
             }
-            _ => in_memory::resolve_in_memory(pager, page, word, &fault),
+            _ => in_memory::resolve_in_memory(pager, page, word, protected),
         };
         match answer {
             Some(FaultStatus::Resolved | FaultStatus::Reading) => return true,

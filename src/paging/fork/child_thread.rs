@@ -189,7 +189,7 @@ impl Server {
         let Some(fault) = message.fault() else { return };
         if fault.address == self.child.bell.addr() {
             // SAFETY: the page holds nothing.
-            let _ = unsafe { self.uffd.zeropage(fault.address, PAGE, Wake::Yes) };
+            let _ = unsafe { self.uffd.zeropage(fault.address, Wake::Yes) };
         } else {
             self.serve(fault.address);
         }
@@ -203,7 +203,7 @@ impl Server {
         let entry = self.child.entry(page);
         if !entry.is_out() || entry.backing() == Backing::Nothing {
             // SAFETY: what was never there, or the program has dropped, reads as zero.
-            let zeroed = unsafe { self.uffd.zeropage(address, PAGE, Wake::Yes) };
+            let zeroed = unsafe { self.uffd.zeropage(address, Wake::Yes) };
             self.installed(page, zeroed);
             return self.note_in(page, entry.came_in());
         }
@@ -232,13 +232,13 @@ impl Server {
     /// Reads a slot, again and again while that may help, as a thread does that serves its own faults.
     fn fetch(&mut self, layer: u16, slot: SlotId) -> Result<*const u8> {
         let slots = self.child.slots(layer);
-        let (into, len) = (self.frames.as_ptr(), PAGE);
+        let into = self.frames.as_ptr();
         let read = || {
             // SAFETY: the first page of `frames` is this thread's, for reads alone; nobody writes the slot:
             // it is held for this process, or its own.
-            unsafe { slots.store().read_now(slots.offset(slot), into, len) }?;
+            unsafe { slots.store().read_now(slots.offset(slot), into, PAGE) }?;
             // SAFETY: the page was just read, and nobody else uses it.
-            let bytes = unsafe { std::slice::from_raw_parts(into, len) };
+            let bytes = unsafe { std::slice::from_raw_parts(into, PAGE) };
             match slots.verifies() && slots.hash_bytes(bytes) != slots.hash(slot) {
                 true => Err(slots.corrupt(slot)),
                 false => Ok(()),
@@ -263,8 +263,7 @@ impl Server {
         match outcome {
             Outcome::Done => {}
             Outcome::Present { .. } | GONE => {
-                let (start, len) = (self.child.pager.table().addr(page), PAGE);
-                drop(self.uffd.wake(start, len));
+                drop(self.uffd.wake(self.child.pager.table().addr(page), PAGE));
             }
             Outcome::Busy { .. } | Outcome::Failed { .. } => {
                 let cause = Error::Os { call: "installing a page", errno: sys::ENOMEM };
@@ -282,14 +281,14 @@ impl Server {
 
     /// Makes touching a page SIGBUS, whose content cannot be read.
     fn lose(&self, page: PageId, cause: &Error) {
-        let (start, len) = (self.child.pager.table().addr(page), PAGE);
-        diagnostics::lost_inherited(start, len, cause);
+        let start = self.child.pager.table().addr(page);
+        diagnostics::lost_inherited(start, cause);
         // SAFETY: the page is missing and its content is lost.
-        let poisoned = unsafe { self.uffd.poison(start, len) };
+        let poisoned = unsafe { self.uffd.poison(start) };
         if poisoned != Outcome::Done {
             diagnostics::fatal("a lost page could not be poisoned", cause);
         }
-        drop(self.uffd.wake(start, len));
+        drop(self.uffd.wake(start, PAGE));
     }
 }
 

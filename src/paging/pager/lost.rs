@@ -5,8 +5,8 @@ use crate::base::error::Error;
 use crate::base::units::{ByteCount, PageId};
 use crate::paging::diagnostics;
 use crate::paging::fault::status::FaultStatus;
+use crate::paging::page::PAGE_SIZE;
 use crate::paging::page::word::Word;
-use crate::paging::page::{PAGE, PAGE_SIZE};
 use crate::paging::pager::Pager;
 use crate::paging::pager::health::errno_of;
 use crate::paging::pager::mapper::Mapper;
@@ -64,7 +64,7 @@ pub(in crate::paging) fn no_room(pager: &Pager) -> diagnostics::NoRoom {
 /// Says so on standard error.
 pub(crate) fn poison(pager: &Pager, page: PageId, from: Word, cause: &Error) {
     pager.counters().poisoned.bump();
-    diagnostics::lost_page(pager.table().addr(page), PAGE, cause, no_room(pager));
+    diagnostics::lost_page(pager.table().addr(page), cause, no_room(pager));
     if pager.mapper().can_poison() {
         // SAFETY: the page is missing and its content is lost.
         let outcome = unsafe { pager.mapper().poison(pager.table().addr(page)) };

@@ -316,13 +316,13 @@ impl Mapper {
         unsafe { self.copy_page(start, self.zeros.as_ptr(), Protect::No) }
     }
 
-    /// Maps the zero page at an address and wakes the threads that wait for it.
+    /// Maps the zero page where the page at `start` is missing, and wakes the threads that wait for it.
     ///
     /// # Safety
-    /// A page that is missing there reads as zero.
-    pub(in crate::paging) unsafe fn map_zero_page(&self, addr: usize) -> Outcome {
+    /// If it is missing it reads as zero.
+    pub(in crate::paging) unsafe fn map_zero_page(&self, start: usize) -> Outcome {
         // SAFETY: the caller's promise.
-        unsafe { self.uffd.zeropage(addr, PAGE, Wake::Yes) }
+        unsafe { self.uffd.zeropage(start, Wake::Yes) }
     }
 
     /// Notes that a page could not be mapped; whether none could for `deadline`.
@@ -405,7 +405,7 @@ impl Mapper {
     /// # Errors
     /// When the program has unmapped a part of it.
     pub(in crate::paging) fn forbid_writes(&self, start: usize) -> Result<()> {
-        self.uffd.forbid_writes(start, PAGE)
+        self.uffd.forbid_writes(start)
     }
 
     /// Lifts the write protection of the pages at `start`, as far as they are far memory.
@@ -429,7 +429,7 @@ impl Mapper {
             return true;
         }
         // SAFETY: what the program has dropped reads as zero.
-        let filled = unsafe { self.uffd.zeropage(start, PAGE, Wake::No) };
+        let filled = unsafe { self.uffd.zeropage(start, Wake::No) };
         matches!(filled, Outcome::Done | Outcome::Present { .. })
     }
 
@@ -446,7 +446,7 @@ impl Mapper {
     /// The page is missing and its content is lost.
     pub(in crate::paging) unsafe fn poison(&self, start: usize) -> Outcome {
         // SAFETY: the caller's promise.
-        match unsafe { self.uffd.poison(start, PAGE) } {
+        match unsafe { self.uffd.poison(start) } {
             // The program has unmapped it.
             pieces::GONE => Outcome::Done,
             poisoned => poisoned,

@@ -87,16 +87,16 @@ impl RegionMemory {
         self.pool.moves() && !self.mapper.is_in_thread() && self.frames().has_runs()
     }
 
-    /// True if a page is far memory, all of it.
+    /// True if a page is far memory.
     pub(in crate::paging) fn owns_page(&self, page: PageId) -> bool {
         self.mapper.owns(self.table.addr(page), PAGE)
     }
 
-    /// True if nothing is mapped at an address. Without a page map that is found out by filling it.
-    pub(in crate::paging) fn is_hole(&self, addr: usize) -> bool {
+    /// True if nothing is mapped at a page. Without a page map that is found out by filling it.
+    pub(in crate::paging) fn is_hole(&self, page: PageId) -> bool {
         let Some(map) = self.mapper.pagemap() else { return true };
         let mut there = [true];
-        map.scan(addr, &mut there).is_ok() && !there[0]
+        map.scan(self.table.addr(page), &mut there).is_ok() && !there[0]
     }
 
     /// Maps far memory without content where a page is.

@@ -117,7 +117,7 @@ impl PageTable {
 
     /// Makes a touch of a page SIGBUS, on kernels that cannot poison.
     pub(in crate::paging) fn fence(&self, page: PageId) -> Result<()> {
-        self.region.fence(self.offset(page), PAGE)
+        self.region.fence(self.offset(page))
     }
 
     /// Maps memory without content where a page is; `register` makes it the handlers' before anybody
@@ -127,7 +127,7 @@ impl PageTable {
         page: PageId,
         register: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        self.region.unfence(self.offset(page), PAGE, register)
+        self.region.map_anew(self.offset(page), register)
     }
 
     // Geometry.

@@ -154,9 +154,8 @@ impl Server {
     }
 
     fn hash_of(&self, frame: usize) -> ContentHash {
-        let (start, len) = (self.frame(frame), PAGE);
         // SAFETY: a frame of this thread's, a page long.
-        let bytes = unsafe { std::slice::from_raw_parts(start, len) };
+        let bytes = unsafe { std::slice::from_raw_parts(self.frame(frame), PAGE) };
         self.child.pager.slots().hash_bytes(bytes)
     }
 
@@ -171,7 +170,7 @@ impl Server {
         }
         // What is missing of the memory reads as zero: MOVE stops at it. What is there stays.
         // SAFETY: as said.
-        let _ = unsafe { self.uffd.zeropage(start, PAGE, Wake::Yes) };
+        let _ = unsafe { self.uffd.zeropage(start, Wake::Yes) };
         // SAFETY: this thread alone takes pages out; the frame is its own and empty.
         let act = || unsafe { self.uffd.move_pages(to, start, PAGE, Wake::No) };
         let moved = match act() {
