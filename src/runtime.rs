@@ -586,7 +586,7 @@ fn open_store(config: &Config) -> Result<Arc<dyn Store>> {
         let store =
             NetworkStore::open(place, config.capacity(), config.overwrite(), config.deadline())?;
         return match encrypts {
-            true => Ok(Arc::new(EncryptedStore::new(Arc::new(store), ByteCount::kib(4))?)),
+            true => Ok(Arc::new(EncryptedStore::new(Arc::new(store))?)),
             false => Ok(Arc::new(store)),
         };
     }

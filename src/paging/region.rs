@@ -107,14 +107,14 @@ fn join(manager: &MemoryManager, name: &str, config: &RegionConfig) -> Result<Ac
 fn fixed_bytes(memory: &RegionMemory, handlers: usize) -> ByteCount {
     /// Kernel page tables of sparse arrays, small objects. Measured: `book/src/design/memory.md`.
     const OTHERS: usize = 256 << 10;
-    let (frames, page) = (memory.frames().count(), PAGE);
+    let frames = memory.frames().count();
     let bytes = OTHERS
         + handlers * Handler::bytes(frames)
         + Evictor::bytes(frames)
         + Counters::bytes(handlers)
         + memory.frames().table_bytes()
         + thread::THREAD_BYTES // the supervisor's
-        + page;
+        + PAGE;
     ByteCount(bytes as u64)
 }
 
@@ -124,7 +124,7 @@ fn fixed_bytes(memory: &RegionMemory, handlers: usize) -> ByteCount {
 /// [`Error::Config`] without the feature `encrypt`; else as `EncryptedStore::new`.
 fn encrypted(store: Arc<dyn Store>) -> Result<Arc<dyn Store>> {
     #[cfg(feature = "encrypt")]
-    return Ok(Arc::new(crate::store::EncryptedStore::new(store, ByteCount(PAGE as u64))?));
+    return Ok(Arc::new(crate::store::EncryptedStore::new(store)?));
     #[cfg(not(feature = "encrypt"))]
     {
         let _ = store;

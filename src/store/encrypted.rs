@@ -18,8 +18,10 @@
 #![expect(unsafe_code, reason = "copies, encrypts and decrypts in raw buffers")]
 
 use super::cipher::{Cipher, Seal};
-use super::pending::{Pending, PendingRequest, block_bytes, whole_blocks};
-use super::{Completion, DEPTH_MAX, IO_ALIGN, OnlyUser, Op, Queue, Request, Segment, Store};
+use super::pending::{Pending, PendingRequest};
+use super::{
+    Completion, DEPTH_MAX, IO_ALIGN, OnlyUser, Op, Queue, Request, Segment, Store, check_range,
+};
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicU64, Ordering};
 use crate::base::units::ByteCount;
@@ -29,17 +31,19 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Bytes of a block, which is encrypted as one.
+const BLOCK: usize = IO_ALIGN;
 /// Bounce buffers of a queue: writes that the device works on at the same time.
 const BOUNCES: usize = 8;
-/// Bytes of a bounce buffer, unless a block is larger.
+/// Bytes of a bounce buffer.
 const BOUNCE_LEN: usize = 1 << 20;
 /// Marks the inner queue's tokens of writes; the rest is the bounce buffer's index.
 const TOKEN_WRITE: u64 = 1 << 32;
 
 /// A store whose bytes are encrypted under a key that lives only in this process.
 ///
-/// All requests are of whole blocks. Reading a block that was never written, or was discarded or
-/// zeroed since, is [`Error::Corrupt`].
+/// Encrypts by blocks of 4 KiB. Reading a block that was never written, or was discarded or zeroed since, is
+/// [`Error::Corrupt`].
 ///
 /// # Examples
 /// ```
@@ -48,7 +52,7 @@ const TOKEN_WRITE: u64 = 1 << 32;
 /// use std::sync::Arc;
 ///
 /// let memory = Arc::new(MemStore::new(ByteCount::mib(1))?);
-/// let store = EncryptedStore::new(memory, ByteCount::kib(64))?;
+/// let store = EncryptedStore::new(memory)?;
 /// assert_eq!(store.capacity(), ByteCount::mib(1));
 /// # Ok::<(), farheap::Error>(())
 /// ```
@@ -64,46 +68,43 @@ struct Vault {
     cipher: Cipher,
     /// Name of the store in errors.
     name: Arc<str>,
-    block: usize,
     /// Per block: number of the write, 0 for none, and the tag's halves.
     seals: LazyArray<[AtomicU64; 3]>,
 }
 
 impl EncryptedStore {
-    /// Wraps `inner`, whose contents are of no use from now on, under a fresh key. A block is what
-    /// is encrypted as one, and the unit of requests.
+    /// Wraps `inner`, whose contents are of no use from now on, under a fresh key.
     ///
     /// # Errors
-    /// [`Error::BadRange`] when `block` is not a positive multiple of 4,096, [`Error::Os`]
-    /// without random numbers or memory, [`Error::Device`] when a region, a pool or another encrypted
+    /// [`Error::Os`] without random numbers or memory, [`Error::Device`] when a region, a pool or another encrypted
     /// store uses `inner`.
-    pub fn new(inner: Arc<dyn Store>, block: ByteCount) -> Result<EncryptedStore> {
-        let block = block_bytes(block)?;
+    pub fn new(inner: Arc<dyn Store>) -> Result<EncryptedStore> {
         let inner = OnlyUser::of(inner)?;
-        let blocks = inner.capacity().as_usize() / block;
+        let blocks = inner.capacity().as_usize() / BLOCK;
         let (cipher, name) = (Cipher::new()?, inner.name());
-        let vault = Vault { cipher, name, block, seals: LazyArray::new(blocks)? };
+        let vault = Vault { cipher, name, seals: LazyArray::new(blocks)? };
         Ok(EncryptedStore { inner, vault: Arc::new(vault) })
     }
 
     /// Forgets the seals of a range's blocks.
     fn forget(&self, offset: u64, len: u64) {
-        let blocks = self.blocks(offset, len);
-        for seal in &self.vault.seals[blocks.start as usize..blocks.end as usize] {
+        check_range(offset, len, self.capacity());
+        let blocks = offset as usize / BLOCK..(offset + len) as usize / BLOCK;
+        for seal in &self.vault.seals[blocks] {
             seal[0].store(0, Ordering::Relaxed);
         }
-    }
-
-    fn blocks(&self, offset: u64, len: u64) -> std::ops::Range<u64> {
-        whole_blocks(offset, len, self.vault.block, self.capacity())
     }
 }
 
 impl Vault {
+    fn capacity(&self) -> ByteCount {
+        ByteCount((self.seals.len() * BLOCK) as u64)
+    }
+
     /// Encrypts whole blocks in place and notes their seals.
     fn seal(&self, offset: u64, bytes: &mut [u8]) {
-        let first = offset / self.block as u64;
-        for (block, bytes) in (first..).zip(bytes.chunks_exact_mut(self.block)) {
+        let first = offset / BLOCK as u64;
+        for (block, bytes) in (first..).zip(bytes.chunks_exact_mut(BLOCK)) {
             let seal = self.cipher.seal(block, bytes);
             let [number, low, high] = &self.seals[block as usize];
             // Relaxed: invariant 2.
@@ -115,8 +116,8 @@ impl Vault {
 
     /// Decrypts whole blocks in place, up to the first that is not what was written.
     fn open(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
-        let first = offset / self.block as u64;
-        for (block, bytes) in (first..).zip(bytes.chunks_exact_mut(self.block)) {
+        let first = offset / BLOCK as u64;
+        for (block, bytes) in (first..).zip(bytes.chunks_exact_mut(BLOCK)) {
             let [number, low, high] = &self.seals[block as usize];
             // Relaxed: invariant 2.
             let load = |half: &AtomicU64| half.load(Ordering::Relaxed);
@@ -132,7 +133,7 @@ impl Vault {
 // SAFETY: moves bytes by a store that keeps the promises, and refuses what is not what it wrote.
 unsafe impl Store for EncryptedStore {
     fn capacity(&self) -> ByteCount {
-        ByteCount((self.vault.seals.len() * self.vault.block) as u64)
+        self.vault.capacity()
     }
 
     fn outlives_process(&self) -> bool {
@@ -145,20 +146,18 @@ unsafe impl Store for EncryptedStore {
 
     fn open_queue(&self, depth: u32) -> Result<Box<dyn Queue>> {
         let depth = depth.clamp(1, DEPTH_MAX - BOUNCES as u32);
-        let bounce_len = BOUNCE_LEN.max(self.vault.block) / self.vault.block * self.vault.block;
         Ok(Box::new(EncryptedQueue {
             inner: self.inner.open_queue(depth + BOUNCES as u32)?,
             vault: Arc::clone(&self.vault),
             pending: Pending::new(depth),
-            bounce_len,
             owners: [0; BOUNCES],
             free_bounces: (0..BOUNCES).rev().collect(),
-            bounces: Mapping::reserve(BOUNCES * bounce_len, IO_ALIGN, Huge::No)?,
+            bounces: Mapping::reserve(BOUNCES * BOUNCE_LEN, IO_ALIGN, Huge::No)?,
         }))
     }
 
     unsafe fn read_now(&self, offset: u64, into: *mut u8, len: usize) -> Result<()> {
-        self.blocks(offset, len as u64);
+        check_range(offset, len as u64, self.capacity());
         // SAFETY: the caller's promise, passed on.
         unsafe { self.inner.read_now(offset, into, len) }?;
         // SAFETY: the buffer is the caller's, `len` bytes that nobody else uses, just written.
@@ -203,7 +202,6 @@ struct EncryptedQueue {
     vault: Arc<Vault>,
     /// Writes wait until they are encrypted; reads do not.
     pending: Pending,
-    bounce_len: usize,
     /// Per bounce buffer in use: its entry.
     owners: [usize; BOUNCES],
     free_bounces: Vec<usize>,
@@ -220,9 +218,9 @@ impl EncryptedQueue {
                 continue;
             }
             let Some(bounce) = self.free_bounces.pop() else { return };
-            let len = (entry.len - entry.handed).min(self.bounce_len as u64) as usize;
+            let len = (entry.len - entry.handed).min(BOUNCE_LEN as u64) as usize;
             // SAFETY: within the mapping, which holds `BOUNCES` buffers.
-            let start = unsafe { self.bounces.as_ptr().add(bounce * self.bounce_len) };
+            let start = unsafe { self.bounces.as_ptr().add(bounce * BOUNCE_LEN) };
             // SAFETY: the buffer is free (invariant 1): nobody else uses it.
             let bytes = unsafe { std::slice::from_raw_parts_mut(start, len) };
             entry.copy_to(entry.handed, bytes);
@@ -265,9 +263,8 @@ impl EncryptedQueue {
 // handed on any more.
 unsafe impl Queue for EncryptedQueue {
     unsafe fn push(&mut self, request: Request<'_>) -> bool {
-        let block = self.vault.block;
-        let capacity = ByteCount((self.vault.seals.len() * block) as u64);
-        let Some(index) = self.pending.accept(&request, block, capacity) else { return false };
+        let accepted = self.pending.accept(&request, self.vault.capacity());
+        let Some(index) = accepted else { return false };
         if request.op == Op::Write {
             self.pending.wait(index);
             return true;

@@ -9,39 +9,10 @@
 
 #![expect(unsafe_code, reason = "copies from the buffers of requests")]
 
-use super::{Completion, IO_ALIGN, Op, Request, SEGMENTS_MAX, Segment, check_range};
+use super::{Completion, Op, Request, SEGMENTS_MAX, Segment};
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
 use std::collections::VecDeque;
-
-/// Bytes of a block, the unit of requests.
-///
-/// # Errors
-/// [`Error::BadRange`] when that is not a positive multiple of 4,096.
-pub(super) fn block_bytes(block: ByteCount) -> Result<usize> {
-    let block = block.as_usize();
-    if block == 0 || !block.is_multiple_of(IO_ALIGN) {
-        return Err(Error::BadRange { reason: "block is not a multiple of 4,096 bytes".into() });
-    }
-    Ok(block)
-}
-
-/// The numbers of the blocks of a range.
-///
-/// # Panics
-/// When the range is not made of whole blocks of the store.
-pub(super) fn whole_blocks(
-    offset: u64,
-    len: u64,
-    block: usize,
-    capacity: ByteCount,
-) -> std::ops::Range<u64> {
-    check_range(offset, len, capacity);
-    let size = block as u64;
-    let is_whole = offset.is_multiple_of(size) && len.is_multiple_of(size);
-    assert!(is_whole, "bytes {offset}+{len} of a store of blocks of {block}");
-    offset / size..(offset + len) / size
-}
 
 /// An accepted request.
 #[derive(Clone, Debug)]
@@ -133,22 +104,12 @@ impl Pending {
         (self.entries.len() - self.free.len()) as u32
     }
 
-    /// Accepts a request for a store of blocks. `None`: the queue is full.
+    /// Accepts a request for a store of `capacity`. `None`: the queue is full.
     ///
     /// # Panics
-    /// When it is not of whole blocks of the store, or a buffer of a read is not.
-    pub(super) fn accept(
-        &mut self,
-        request: &Request<'_>,
-        block: usize,
-        capacity: ByteCount,
-    ) -> Option<usize> {
+    /// When a store of that capacity cannot be given such a request.
+    pub(super) fn accept(&mut self, request: &Request<'_>, capacity: ByteCount) -> Option<usize> {
         let len = request.check(capacity);
-        whole_blocks(request.offset, len, block, capacity);
-        for segment in request.segments {
-            let whole = segment.len.is_multiple_of(block);
-            assert!(whole || request.op == Op::Write, "{segment:?} of a read is not whole blocks");
-        }
         let index = self.free.pop()?;
         let entry = &mut self.entries[index];
         (entry.token, entry.op) = (request.token, request.op);

@@ -47,7 +47,7 @@ fn transfers_allocate_nothing_on_any_store() {
     faulty.control().fail_fraction(Op::Read, 500_000, 5);
     let temporary = || BlockStore::temporary(None, Some(mib)).expect("temporary");
     let memory = Arc::new(MemStore::new(mib).expect("memory"));
-    let sealed = EncryptedStore::new(memory, ByteCount::kib(4)).expect("a key");
+    let sealed = EncryptedStore::new(memory).expect("a key");
     let stores: [Box<dyn Store>; 5] = [
         Box::new(temporary().with_engine(IoEngine::Sync).expect("synchronous")),
         Box::new(temporary()),

@@ -134,7 +134,7 @@ fn touch_tampered() {
 #[test]
 fn a_block_that_was_changed_or_moved_or_is_old_does_not_open() {
     let memory: Arc<dyn Store> = Arc::new(MemStore::new(ByteCount::mib(1)).expect("memory"));
-    let sealed = EncryptedStore::new(memory.clone(), ByteCount::kib(4)).expect("a key");
+    let sealed = EncryptedStore::new(memory.clone()).expect("a key");
     let mut page = Page([1; 4096]);
     let old = {
         transfer(&sealed, Op::Write, 0, &mut page).expect("written");
@@ -180,7 +180,7 @@ fn more_and_larger_writes_than_there_are_bounce_buffers_pass_through() {
     const SEGMENT: usize = 4 << 20;
     const WRITES: usize = 12;
     let memory: Arc<dyn Store> = Arc::new(MemStore::new(ByteCount::mib(64)).expect("memory"));
-    let sealed = EncryptedStore::new(memory, ByteCount::kib(64)).expect("a key");
+    let sealed = EncryptedStore::new(memory).expect("a key");
     let mut queue = sealed.open_queue(WRITES as u32).expect("queue");
     let mut buffer = vec![0_u8; SEGMENT * WRITES + 4096];
     let skip = buffer.as_ptr().align_offset(4096);
