@@ -7,7 +7,7 @@
 #![expect(unsafe_code, reason = "drives a userfaultfd of its own")]
 #![expect(clippy::disallowed_methods, reason = "baselines do without the library's wrappers")]
 
-use crate::os::{Memory, Words};
+use crate::os::{KERNEL_PAGE, Memory, Words};
 use crate::{Failure, Result};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
@@ -45,7 +45,6 @@ pub(crate) struct Bare {
     me: OwnedFd,
     region: Memory,
     store: Memory,
-    page: usize,
 }
 
 /// Which pages are in, oldest first.
@@ -55,7 +54,7 @@ pub(crate) struct Cache {
 }
 
 impl Bare {
-    pub(crate) fn new(bytes: usize, page: usize) -> Result<Bare> {
+    pub(crate) fn new(bytes: usize) -> Result<Bare> {
         // Only this process's own code faults, which everybody may handle.
         const USER_MODE_ONLY: i32 = 1;
         let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | USER_MODE_ONLY;
@@ -77,7 +76,7 @@ impl Bare {
         let region = Memory::anonymous(bytes)?;
         region.advise(libc::MADV_NOHUGEPAGE);
         let store = Memory::patterned(bytes)?;
-        let bare = Bare { uffd, me, region, store, page };
+        let bare = Bare { uffd, me, region, store };
         bare.ioctl(request(0x3F, API_ARGS), &mut [API, 0, 0])?;
         let (start, len) = (bare.region.addr() as u64, bytes as u64);
         let mut args: [u64; REGISTER_ARGS] = [start, len, REGISTER_MISSING, 0];
@@ -91,7 +90,7 @@ impl Bare {
 
     /// An empty cache of `bytes`.
     pub(crate) fn cache(&self, bytes: usize) -> Cache {
-        Cache { pages: vec![usize::MAX; bytes / self.page], next: 0 }
+        Cache { pages: vec![usize::MAX; bytes / KERNEL_PAGE], next: 0 }
     }
 
     /// Brings a page in and drops the oldest when the cache is full.
@@ -102,9 +101,9 @@ impl Bare {
         }
         cache.pages[at] = page;
         cache.next = (at + 1) % cache.pages.len();
-        let offset = page * self.page;
+        let offset = page * KERNEL_PAGE;
         let (to, from) = (self.region.addr() + offset, self.store.addr() + offset);
-        let mut args: [u64; COPY_ARGS] = [to as u64, from as u64, self.page as u64, 0, 0];
+        let mut args: [u64; COPY_ARGS] = [to as u64, from as u64, KERNEL_PAGE as u64, 0, 0];
         self.ioctl(request(0x03, COPY_ARGS), &mut args)
     }
 
@@ -112,8 +111,8 @@ impl Bare {
         let mut pieces = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; BATCH];
         let mut count = 0;
         for &page in pages.iter().filter(|page| **page != usize::MAX) {
-            let start = self.region.addr() + page * self.page;
-            pieces[count] = libc::iovec { iov_base: start as *mut _, iov_len: self.page };
+            let start = self.region.addr() + page * KERNEL_PAGE;
+            pieces[count] = libc::iovec { iov_base: start as *mut _, iov_len: KERNEL_PAGE };
             count += 1;
         }
         if count == 0 {
@@ -123,7 +122,7 @@ impl Bare {
         let (me, advice) = (self.me.as_raw_fd(), libc::MADV_DONTNEED);
         // SAFETY: drops pages of the bare region; the store still has their content.
         let done = unsafe { libc::syscall(call, me, pieces.as_ptr(), count, advice, 0) };
-        if done != (count * self.page) as i64 {
+        if done != (count * KERNEL_PAGE) as i64 {
             let error = std::io::Error::last_os_error();
             return Err(Failure::Skipped(format!("process_madvise(MADV_DONTNEED): {error}")));
         }
@@ -161,7 +160,7 @@ impl Bare {
             }
         }
         (message.event as u8 == EVENT_PAGEFAULT)
-            .then(|| (message.address as usize - self.region.addr()) / self.page)
+            .then(|| (message.address as usize - self.region.addr()) / KERNEL_PAGE)
     }
 }
 

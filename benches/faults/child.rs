@@ -128,7 +128,7 @@ pub(crate) fn serve(kind: Kind, target: &Path, data: usize) -> Result<()> {
         let sample = match (work, &numbers[..]) {
             ("random", &[threads, write_pct, micros]) => {
                 let threads = threads as usize;
-                let mix = || Mix::new(Order::Random, data, 4096, threads).with_writes(write_pct);
+                let mix = || Mix::new(Order::Random, data, threads).with_writes(write_pct);
                 let mix = mixes.entry((threads, write_pct)).or_insert_with(mix);
                 mix.access(memory.words(), Duration::from_micros(micros))?
             }

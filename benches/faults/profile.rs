@@ -7,7 +7,6 @@
 
 use crate::device::LoopDevice;
 use crate::far::{self, Far};
-use crate::os::KERNEL_PAGE;
 use crate::rows::prefetched;
 use crate::work::{Mix, Order};
 use crate::{Args, Failure, Plan, Result};
@@ -71,13 +70,12 @@ pub(crate) fn run(plan: &Plan, args: &Args) -> Result<()> {
         (None, "file") => far::file_store(&plan.dir, plan.data)?,
         (None, _) => far::memory_store(plan.data)?,
     };
-    let page = KERNEL_PAGE;
     let far = Far::stored(config(plan, args), store, plan.data)?;
     eprintln!("set up");
     for &threads in &plan.threads {
-        let mut mix = Mix::new(Order::Perm, plan.data, page, threads).with_writes(args.writes);
+        let mut mix = Mix::new(Order::Perm, plan.data, threads).with_writes(args.writes);
         let mut work = |time| match args.batch {
-            Some(batch) => prefetched(&far, &mut mix, (batch, page), time),
+            Some(batch) => prefetched(&far, &mut mix, batch, time),
             None => mix.access(far.words, time),
         };
         work(plan.round)?;
@@ -90,9 +88,8 @@ pub(crate) fn run(plan: &Plan, args: &Args) -> Result<()> {
             return Err(Failure::Broken("no page came in".to_owned()));
         }
         println!(
-            "\n{place} store, {} KiB pages, {threads} threads: {faults} pages in {:.2} s, \
+            "\n{place} store, {threads} threads: {faults} pages in {:.2} s, \
              {:.1} k/s, {:.2} us CPU and {:.3} read faults a page",
-            page >> 10,
             sample.secs,
             faults / sample.secs / 1e3,
             sample.cpu_secs / faults * 1e6,

@@ -5,7 +5,6 @@
 
 use crate::device::LoopDevice;
 use crate::far::{self, Far};
-use crate::os::KERNEL_PAGE;
 use crate::report::median;
 use crate::work::{Mix, Order, access_timed, new_latencies};
 use crate::{Failure, Plan, Result, Side, take_turns};
@@ -76,17 +75,16 @@ fn sweep(plan: &Plan, name: &str, store: &dyn Fn() -> Result<Arc<dyn Store>>) ->
 
 /// Measures one combination and prints the rest of its line.
 fn measure(plan: &Plan, config: RegionConfig, store: Arc<dyn Store>) -> Result<()> {
-    let page = KERNEL_PAGE;
     let far = Far::stored(config, store, plan.data)?;
     for &threads in &plan.threads {
-        let mut mix = Mix::new(Order::Random, plan.data, page, threads);
+        let mut mix = Mix::new(Order::Random, plan.data, threads);
         let side: Side<'_> = Box::new(|time| mix.access(far.words, time));
         let samples = take_turns(plan, &mut [side])?.remove(0);
         let rate = median(samples.iter().map(|sample| sample.rate() / 1e3).collect());
         print!("{rate:>9.1} ");
     }
     let mut latencies = new_latencies();
-    let mut mix = Mix::new(Order::Perm, plan.data, page, 1);
+    let mut mix = Mix::new(Order::Perm, plan.data, 1);
     let side: Side<'_> =
         Box::new(|time| Ok(access_timed(far.words, &mut mix, time, &mut latencies)));
     let samples = take_turns(plan, &mut [side])?.remove(0);

@@ -3,13 +3,15 @@
 //! The random numbers and the orders are those that UMap's figures were measured with, so that
 //! figures compare: thread t runs splitmix64 from seed 42 + t.
 
-use crate::os::Words;
+use crate::os::{KERNEL_PAGE, Words};
 use crate::{Result, Sample};
 use hdrhistogram::Histogram;
 use std::time::{Duration, Instant};
 
 /// The index part of a stored word; above it is a stamp that writes change.
 const INDEX_MASK: u64 = (1 << 40) - 1;
+/// Words of a page.
+const PAGE_WORDS: u64 = KERNEL_PAGE as u64 / 8;
 /// Operations between two looks at the clock.
 const STRIDE: u64 = 32;
 
@@ -65,7 +67,6 @@ pub(crate) struct Ops {
     rng: Rng,
     order: Order,
     pages: u64,
-    page_words: u64,
     write_pct: u64,
     step: u64,
 }
@@ -79,7 +80,7 @@ impl Ops {
         };
         self.step += 1;
         let write = (x >> 32) % 100 < self.write_pct;
-        let word = page * self.page_words + (x >> 40) % self.page_words;
+        let word = page * PAGE_WORDS + (x >> 40) % PAGE_WORDS;
         Op { page: page as usize, word: word as usize, write }
     }
 }
@@ -91,14 +92,13 @@ pub(crate) struct Mix {
 }
 
 impl Mix {
-    /// `bytes` of data in pages of `page` bytes, visited by `threads`.
-    pub(crate) fn new(order: Order, bytes: usize, page: usize, threads: usize) -> Mix {
-        let pages = (bytes / page) as u64;
+    /// `bytes` of data, visited by `threads`.
+    pub(crate) fn new(order: Order, bytes: usize, threads: usize) -> Mix {
+        let pages = (bytes / KERNEL_PAGE) as u64;
         let ops = |thread: usize| Ops {
             rng: Rng::of_thread(thread),
             order,
             pages,
-            page_words: (page / 8) as u64,
             write_pct: 0,
             // Threads start far apart in the one permutation.
             step: thread as u64 * pages / threads as u64,

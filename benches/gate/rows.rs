@@ -165,7 +165,7 @@ fn config(limit: usize, data: usize) -> RegionConfig {
 /// Random accesses to kernel pages of data that is eight times the cache.
 fn misses(size: &Size, store: Arc<dyn Store>, threads: usize, writes: u64) -> Result<Sample> {
     let far = Far::stored(config(size.cache, size.data), store, size.data)?;
-    let mix = Mix::new(Order::Random, size.data, KERNEL_PAGE, threads);
+    let mix = Mix::new(Order::Random, size.data, threads);
     let mut mix = mix.with_writes(writes);
     mix.access(far.words, size.time / 4)?;
     mix.access(far.words, size.time)

@@ -139,7 +139,7 @@ impl Args {
         let size = match self.size {
             Some(size) => size,
             None if self.paper => ByteCount::mib(228),
-            // Hardly more than the least limit: small tables on large pages take long.
+            // Hardly more than the least limit.
             None if self.test => ByteCount(17 << 19),
             None => ByteCount::mib(64),
         };

@@ -3,7 +3,6 @@
 use crate::child::{Kind, Paging};
 use crate::device::{LoopDevice, PatternFile, Swap, Target};
 use crate::far::{self, Far};
-use crate::os::KERNEL_PAGE;
 use crate::raw::{self, Writes};
 use crate::report::{Figure, Row};
 use crate::work::{Mix, Order};
@@ -71,7 +70,7 @@ fn against_raw(
     rows: &mut Vec<Row>,
 ) -> Result<()> {
     for &threads in &plan.threads {
-        let mix = |threads| Mix::new(Order::Perm, plan.data, KERNEL_PAGE, threads);
+        let mix = |threads| Mix::new(Order::Perm, plan.data, threads);
         let (mut ours, mut theirs, mut deep) = (mix(threads), mix(threads), mix(1));
         let mut sides: Vec<Side<'_>> = vec![
             Box::new(|time| missing(far, &mut ours, time)),
@@ -145,7 +144,7 @@ fn beside_child(
     child: &mut Paging,
     (threads, write_pct): (usize, u64),
 ) -> Result<(Vec<Sample>, Vec<Sample>)> {
-    let ours = Mix::new(Order::Random, plan.data, KERNEL_PAGE, threads);
+    let ours = Mix::new(Order::Random, plan.data, threads);
     let mut ours = ours.with_writes(write_pct);
     let mut sides: Vec<Side<'_>> = vec![
         Box::new(|time| ours.access(far.words, time)),
@@ -170,8 +169,7 @@ pub(crate) fn mixed(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
     let far = Arc::new(Far::stored(config, store, plan.data)?);
     let target = Target::File(PatternFile::create(&plan.dir, plan.data)?);
     for &threads in &plan.threads {
-        let mix =
-            || Mix::new(Order::Random, plan.data, KERNEL_PAGE, threads).with_writes(WRITE_PCT);
+        let mix = || Mix::new(Order::Random, plan.data, threads).with_writes(WRITE_PCT);
         let (mut ours, mut instead, mut after) = (mix(), mix(), mix());
         let mut sides: Vec<Side<'_>> = vec![
             Box::new(|time| ours.access(far.words, time)),

@@ -3,7 +3,7 @@
 use super::faults::threads_text;
 use crate::bare::{Bare, Handler};
 use crate::far::{self, Far};
-use crate::os::{KERNEL_PAGE, Memory};
+use crate::os::Memory;
 use crate::report::{Figure, Row};
 use crate::work::{self, Look, Mix, Order, Scan, access_timed, look};
 use crate::{Plan, Result, Sample, Side, take_turns};
@@ -35,11 +35,11 @@ pub(crate) fn random(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
 
 /// Every access misses: latencies, processor time, and the rate next to the floor.
 fn misses(plan: &Plan, mode: &str, far: &Far, rows: &mut Vec<Row>) -> Result<()> {
-    let bare = Bare::new(plan.data, KERNEL_PAGE)?;
-    let handled = Arc::new(Bare::new(plan.data, KERNEL_PAGE)?);
+    let bare = Bare::new(plan.data)?;
+    let handled = Arc::new(Bare::new(plan.data)?);
     let _handler = Handler::start(&handled, plan.cache);
     let mut cache = bare.cache(plan.cache);
-    let mix = || Mix::new(Order::Perm, plan.data, KERNEL_PAGE, 1);
+    let mix = || Mix::new(Order::Perm, plan.data, 1);
     let (mut ours, mut ioctls, mut faults) = (mix(), mix(), mix());
     let mut latencies_ns = work::new_latencies();
     let mut bare_ns = work::new_latencies();
@@ -82,7 +82,7 @@ fn misses(plan: &Plan, mode: &str, far: &Far, rows: &mut Vec<Row>) -> Result<()>
 /// Random accesses, hits included, as in UMap's figures.
 fn rates(plan: &Plan, mode: &str, far: &Far, rows: &mut Vec<Row>) -> Result<()> {
     for &threads in &plan.threads {
-        let mut ours = Mix::new(Order::Random, plan.data, KERNEL_PAGE, threads);
+        let mut ours = Mix::new(Order::Random, plan.data, threads);
         let mut sides: Vec<Side<'_>> = vec![Box::new(|time| ours.access(far.words, time))];
         let samples = take_turns(plan, &mut sides)?;
         drop(sides);

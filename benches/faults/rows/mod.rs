@@ -48,7 +48,7 @@ pub(crate) const ALL: &[Group] = &[
     },
     Group {
         name: "scan-file",
-        about: "sequential reads, 16 to 256 KiB pages, temporary file; raw reads, mmap",
+        about: "sequential reads by 64 KiB, temporary file; raw reads, mmap",
         run: scan::on_file,
     },
     Group { name: "scan-loop", about: "the same on a loop device over tmpfs", run: scan::on_loop },
@@ -59,7 +59,7 @@ pub(crate) const ALL: &[Group] = &[
     },
     Group {
         name: "memory-scan",
-        about: "sequential reads, 64 KiB to 2 MiB pages, store without latency; memcpy",
+        about: "sequential reads by 64 KiB to 2 MiB, store without latency; memcpy",
         run: memory::scan,
     },
     Group {

@@ -22,10 +22,10 @@ pub(crate) fn batches(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
     let target = Target::on_loop(plan.data)?;
     let mut mapped = Paging::start(Kind::Mapped, target.path(), plan.data, plan.cache)?;
     for batch in BATCHES {
-        let mix = || Mix::new(Order::Perm, plan.data, KERNEL_PAGE, 1);
+        let mix = || Mix::new(Order::Perm, plan.data, 1);
         let (mut ours, mut theirs) = (mix(), mix());
         let mut sides: Vec<Side<'_>> = vec![
-            Box::new(|time| prefetched(&far, &mut ours, (batch, KERNEL_PAGE), time)),
+            Box::new(|time| prefetched(&far, &mut ours, batch, time)),
             Box::new(|time| raw::batches(target.file(), &mut theirs, batch, time)),
             Box::new(|time| mapped.random(1, 0, time)),
         ];
@@ -41,13 +41,8 @@ pub(crate) fn batches(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
     Ok(())
 }
 
-/// Asks for a batch, of pages of this number of bytes, then reads a word of each of its pages.
-pub(crate) fn prefetched(
-    far: &Far,
-    mix: &mut Mix,
-    (batch, page): (usize, usize),
-    time: Duration,
-) -> Result<Sample> {
+/// Asks for a batch of pages, then reads a word of each.
+pub(crate) fn prefetched(far: &Far, mix: &mut Mix, batch: usize, time: Duration) -> Result<Sample> {
     mix.run(time, |ops, until| {
         let mut wanted: Vec<Op> = Vec::with_capacity(batch);
         let mut ranges: Vec<*const [u8]> = Vec::with_capacity(batch);
@@ -57,8 +52,8 @@ pub(crate) fn prefetched(
             wanted.extend((0..batch).map(|_| ops.next()));
             ranges.clear();
             ranges.extend(wanted.iter().map(|op| {
-                let start = far.words.as_ptr().wrapping_add(op.page * page);
-                slice_from_raw_parts(start.cast_const(), page)
+                let start = far.words.as_ptr().wrapping_add(op.page * KERNEL_PAGE);
+                slice_from_raw_parts(start.cast_const(), KERNEL_PAGE)
             }));
             far.region.advise(&ranges, Advice::WillNeed).map_err(Failure::of)?;
             wanted.iter().for_each(|op| check(op.word, far.words.read(op.word)));

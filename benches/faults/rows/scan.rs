@@ -31,31 +31,31 @@ fn compare(
     target: &Target,
     rows: &mut Vec<Row>,
 ) -> Result<()> {
-    let (cache, page) = (plan.cache, STEP);
+    let cache = plan.cache;
     let far = Far::stored(far::config(cache, plan.data), store, plan.data)?;
-    let scan = || Scan::new(plan.data, page);
+    let scan = || Scan::new(plan.data, STEP);
     let (mut ours, mut deep, mut single) = (scan(), scan(), scan());
     let mut sides: Vec<Side<'_>> = vec![
         Box::new(|time| {
             ours.run(time, |at| {
-                look(far.words.part(at, page / 8), at, Look::Sum);
+                look(far.words.part(at, STEP / 8), at, Look::Sum);
                 Ok(())
             })
         }),
-        Box::new(|time| raw::scan(target.file(), &mut deep, page, SCAN_DEPTH, time)),
-        Box::new(|time| raw::scan(target.file(), &mut single, page, 1, time)),
+        Box::new(|time| raw::scan(target.file(), &mut deep, STEP, SCAN_DEPTH, time)),
+        Box::new(|time| raw::scan(target.file(), &mut single, STEP, 1, time)),
     ];
     let paging = Paging::start(Kind::Scanned, target.path(), plan.data, cache);
     let skipped = match paging {
         Ok(mut mapped) => {
-            sides.push(Box::new(move |time| mapped.scan(page, time)));
+            sides.push(Box::new(move |time| mapped.scan(STEP, time)));
             None
         }
         Err(Failure::Skipped(why)) => Some(Failure::Skipped(why)),
         Err(failure) => return Err(failure),
     };
     let samples = take_turns(plan, &mut sides)?;
-    let work = format!("{place}: scan, {} KiB pages", page >> 10);
+    let work = format!("{place}: scan by {} KiB", STEP >> 10);
     let row = |name: &str, side: usize, goal| {
         Row::turns(&work, Figure::Speed, &samples[0], name, &samples[side], goal)
     };

@@ -25,7 +25,6 @@ pub(crate) fn first(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
 
 /// Reads pages in, then writes a word of every so manieth.
 fn first_writes(plan: &Plan, every: usize, rows: &mut Vec<Row>) -> Result<()> {
-    let page = KERNEL_PAGE;
     let config = far::config(plan.cache, plan.data);
     let far = Far::stored(config, far::memory_store(plan.data)?, plan.data)?;
     // Pages that are read ahead and not written soon make room for others: the write would
@@ -33,12 +32,12 @@ fn first_writes(plan: &Plan, every: usize, rows: &mut Vec<Row>) -> Result<()> {
     let all = slice_from_raw_parts(far.words.as_ptr(), plan.data);
     far.region.advise(&[all], Advice::Random).map_err(Failure::of)?;
     // New pages are on probation in a twentieth of the cache: less than that stays resident.
-    let pages = (plan.cache / 32 / page).max(1);
+    let pages = (plan.cache / 32 / KERNEL_PAGE).max(1);
     let mut stamp = 0;
     let mut from = 0;
     let (mut writes, mut protected, mut missing) = (0, 0, 0);
     let side = |_: Duration| {
-        let starts = (0..pages).map(|n| (from + n) * page / 8);
+        let starts = (0..pages).map(|n| (from + n) * KERNEL_PAGE / 8);
         starts.clone().for_each(|at| check(at, far.words.read(at)));
         stamp += 1;
         let before = far.region.stats();
@@ -52,7 +51,7 @@ fn first_writes(plan: &Plan, every: usize, rows: &mut Vec<Row>) -> Result<()> {
         missing += after.faults_read + after.faults_cooling;
         missing -= before.faults_read + before.faults_cooling;
         // Other pages next time: these are dirty now.
-        from = (from + pages) % (plan.data / page - pages);
+        from = (from + pages) % (plan.data / KERNEL_PAGE - pages);
         Ok(sample)
     };
     let samples = take_turns(plan, &mut [Box::new(side)])?;

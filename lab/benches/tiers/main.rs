@@ -4,7 +4,7 @@
 //! cargo bench -p farheap-lab --bench tiers           # minutes; needs 1 GiB of disk and RAM
 //! cargo bench -p farheap-lab --bench tiers -- migrate        # groups whose names contain one of the words
 //! cargo bench -p farheap-lab --bench tiers -- --size 4GiB --limit 256MiB
-//! cargo bench -p farheap-lab --bench tiers -- tpch separation --paper     # scale factor 2, for pages of 2 MiB; 1 to 8
+//! cargo bench -p farheap-lab --bench tiers -- tpch separation --paper     # scale factor 2; 1 to 8
 //! cargo bench -p farheap-lab --bench tiers -- --test         # does it work? seconds
 //! ```
 //! Segments of 8 MiB go from local memory to the far tier and back, in the default configuration, with
