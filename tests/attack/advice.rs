@@ -43,10 +43,9 @@ fn ranged(number: libc::c_long, stretch: &Stretch, range: Range<usize>, last: i3
     call(number, &[stretch.at(range.start), range.len(), last as usize]).map(|_| Vec::new())
 }
 
-/// Ranges of every kind: parts of pages, and all.
+/// Ranges of every kind: parts of clusters, several, and all.
 fn ranges(ground: &Ground) -> Vec<Range<usize>> {
-    let page = 4 * UNIT;
-    vec![UNIT..3 * UNIT, page - UNIT..2 * page + UNIT, 0..ground.far.len]
+    vec![UNIT..3 * UNIT, 3 * UNIT..9 * UNIT, 0..ground.far.len]
 }
 
 /// Does the same to both twins; what is there stays, through evictions before and after.

@@ -167,9 +167,8 @@ fn memory_dropped_while_it_is_in_a_pipe_arrives(ground: &Ground) {
             ground.refill(round + 100);
         }
         let (all, all_len) = (stretch.at(0) as *const u8, ByteCount(stretch.len as u64));
-        let page = LEN.max(UNIT);
-        // The first bytes of a page, some in the middle of one, and the last.
-        for at in [0, page + UNIT, 3 * page - LEN] {
+        // Whole clusters, and parts of several.
+        for at in [0, LEN + UNIT, 2 * LEN] {
             if round % 3 == 2 {
                 drop(ground.evict_far());
             }

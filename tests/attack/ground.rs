@@ -21,10 +21,10 @@ use std::time::Duration;
 const HUNG: Duration = Duration::from_secs(290);
 /// Longest output of a process, in lines: more is a flood.
 const LINES_MAX: usize = 150;
-/// What the twins are aligned to: the largest page.
+/// What the twins are aligned to: a chunk.
 const ALIGN: usize = 2 << 20;
 pub(crate) const UNIT: usize = 4096;
-/// Units in a pass of the pressure: what it has of small pages, a few large ones.
+/// Units in a pass of the pressure.
 const PASS_UNITS: usize = 3072;
 
 /// A way of serving far memory.
@@ -318,7 +318,7 @@ impl Ground {
 
     /// Evicts what is attacked, again and again. An error is no end: some attacks forbid it.
     fn evict(&self) {
-        // Long enough to use what came back; large pages take longer.
+        // Long enough to use what came back.
         let pause = Duration::from_millis(5);
         while !self.stop.load(Ordering::Relaxed) {
             drop(self.evict_far());

@@ -5,7 +5,7 @@
 
 use crate::common::{bytes, is_root};
 use crate::harness::{
-    check_page, config, fill_page, in_child, park_on_sigbus, resume, sigbus_addrs, stamp,
+    PAGE, check_page, config, fill_page, in_child, park_on_sigbus, resume, sigbus_addrs, stamp,
     wait_until,
 };
 use farheap::ByteCount;
@@ -22,7 +22,6 @@ const DEVICE_MIB: u64 = 64;
 const DEADLINE: Duration = Duration::from_secs(1);
 /// Of the others: the threads that serve a device are late themselves on a busy machine.
 const DEADLINE_LONG: Duration = Duration::from_secs(8);
-const PAGE: usize = 4096;
 const BAD: usize = 77;
 
 /// Why the cases cannot run here.
@@ -195,11 +194,11 @@ impl OnDevice {
     }
 
     fn fill(&self, pages: std::ops::Range<usize>) {
-        pages.for_each(|page| fill_page(self.addr(page), PAGE, stamp(page)));
+        pages.for_each(|page| fill_page(self.addr(page), stamp(page)));
     }
 
     fn check(&self, pages: std::ops::Range<usize>) {
-        pages.for_each(|page| check_page(self.addr(page), PAGE, stamp(page), page));
+        pages.for_each(|page| check_page(self.addr(page), stamp(page), page));
     }
 
     fn evict(&self, pages: std::ops::Range<usize>) -> farheap::Result<()> {
@@ -278,7 +277,7 @@ fn write_without_room(far: &OnDevice, broken: impl FnOnce(), mended: impl FnOnce
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for page in 0..far.pages {
-                fill_page(far.addr(page), PAGE, stamp(page));
+                fill_page(far.addr(page), stamp(page));
                 written.store(page + 1, Ordering::Release);
             }
         });

@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "hands far memory to system calls")]
 
 use crate::common::{Dice, amount, bytes, seed, watchdog};
-use crate::harness::{Far, Stop, config, read_word};
+use crate::harness::{Far, PAGE, Stop, config, read_word};
 use farheap::region::{Install, PinGuard};
 use io_uring::{IoUring, opcode, types};
 use std::fs::{File, OpenOptions};
@@ -15,9 +15,9 @@ use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(180);
 /// Bytes of one read.
-const UNIT: usize = 4096;
+const UNIT: usize = PAGE;
 const FILE_UNITS: usize = 4096;
-/// Reads of each kind and page size.
+/// Reads of each kind.
 const READS: usize = 2_000;
 /// The same under a pin, for which the evictor and a handler have to run each time: beside 50 runnable
 /// processes 5,000 took over ten minutes.
@@ -108,7 +108,7 @@ fn under_pressure(install: Install, body: impl FnOnce(&Far, usize)) -> bool {
             }
         });
         let stopped = StopOnDrop(&stop);
-        body(&far, mine * far.page / UNIT);
+        body(&far, mine);
         drop(stopped);
     });
     let stats = far.stats();
@@ -135,13 +135,12 @@ fn pinned(far: &Far, addr: usize, install: Install) -> Option<PinGuard<'_>> {
 
 const UNIT_BYTES: farheap::ByteCount = farheap::ByteCount::kib(4);
 
-/// Splits the kernel's mapping in the middle of each page, so that pages lie in three mappings each, all of which
-/// may be written. `false`: not permitted.
+/// Splits the kernel's mapping at every fourth page, all of which may be written. `false`: not permitted.
 fn split(far: &Far, units: usize) -> bool {
     const ALL: i32 = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
     (2..units).step_by(4).all(|unit| {
         let place = (far.addr(0) + unit * UNIT) as *mut libc::c_void;
-        // By turns, so that each page size has both.
+        // By turns.
         let is_advised = unit / 4 % 2 == 0;
         #[expect(clippy::disallowed_methods, reason = "does what a program does to its own memory")]
         let rc = if is_advised {
@@ -178,7 +177,7 @@ fn preads(name: &'static str, install: Install, prepare: Prepare) -> bool {
                 let known = &known;
                 scope.spawn(move || {
                     let mut dice = Dice::new(seed + thread as u64);
-                    // Own units, but pages shared with the other threads.
+                    // Own units, beside those of the other threads.
                     for _ in 0..reads(install).div_ceil(THREADS) {
                         let at = dice.below((units / THREADS) as u64) as usize * THREADS + thread;
                         let unit = dice.below(FILE_UNITS as u64) as usize;
@@ -246,7 +245,7 @@ fn direct_reads_under_a_pin_lose_nothing_without_move() {
 }
 
 #[test]
-fn direct_reads_into_pages_of_several_mappings_lose_nothing() {
+fn direct_reads_into_pages_between_other_mappings_lose_nothing() {
     preads("preads-split", Install::Auto, split);
 }
 
@@ -269,7 +268,7 @@ fn registered_buffers(name: &'static str, prepare: Prepare) -> bool {
         assert_eq!(done, UNIT as i32);
     };
     under_pressure(Install::Auto, |far, units| {
-        let buffer = libc::iovec { iov_base: far.addr(0) as *mut _, iov_len: PAGES * far.page };
+        let buffer = libc::iovec { iov_base: far.addr(0) as *mut _, iov_len: PAGES * PAGE };
         // SAFETY: the region outlives the ring's use of it.
         if let Err(error) = unsafe { ring.submitter().register_buffers(&[buffer]) } {
             return println!("skipped: no buffer can be registered: {error}");
@@ -278,7 +277,7 @@ fn registered_buffers(name: &'static str, prepare: Prepare) -> bool {
             return;
         }
         for _ in 0..amount(READS) {
-            let addr = far.addr(0) + dice.below((PAGES * far.page / UNIT) as u64) as usize * UNIT;
+            let addr = far.addr(0) + dice.below(PAGES as u64) as usize * UNIT;
             let unit = dice.below(FILE_UNITS as u64) as usize;
             let fd = types::Fd(known.file.as_raw_fd());
             let read = opcode::ReadFixed::new(fd, addr as *mut u8, UNIT as u32, 0);
@@ -296,7 +295,7 @@ fn registered_buffers(name: &'static str, prepare: Prepare) -> bool {
 }
 
 #[test]
-fn registered_buffers_in_pages_of_several_mappings_lose_nothing() {
+fn registered_buffers_of_several_mappings_lose_nothing() {
     registered_buffers("registered-split", split);
 }
 

@@ -3,7 +3,7 @@
 
 use crate::common::{bytes, seed, watchdog};
 use crate::harness::{
-    DEADLINE, Far, HUNG, check_page, config, fill_page, read_word, stamp, wait_until,
+    DEADLINE, Far, HUNG, PAGE, check_page, config, fill_page, read_word, stamp, wait_until,
 };
 use farheap::region::{Advice, Install};
 use farheap::store::Op;
@@ -54,7 +54,7 @@ fn far(name: &str, deadline: Duration) -> Option<Far> {
 fn is_mapped(far: &Far, page: usize) -> bool {
     let mut there = [0_u8; 4];
     // SAFETY: an address range of the region, and room for a byte for each 4 KiB of it.
-    let rc = unsafe { libc::mincore(far.addr(page) as *mut _, far.page, there.as_mut_ptr()) };
+    let rc = unsafe { libc::mincore(far.addr(page) as *mut _, PAGE, there.as_mut_ptr()) };
     assert_eq!(rc, 0, "{}", std::io::Error::last_os_error());
     there.iter().any(|there| there & 1 != 0)
 }
@@ -133,7 +133,7 @@ fn being_written(far: &Far, pages: Range<usize>) {
 fn cooling(far: &Far, pages: Range<usize>) {
     let before = (CHUNK..2 * CHUNK).step_by(2).take(WRITES);
     for page in before.clone().chain(pages.clone()) {
-        fill_page(far.addr(page), far.page, stamp(page));
+        fill_page(far.addr(page), stamp(page));
     }
     far.control.pause();
     let leave = |page| {
@@ -154,7 +154,7 @@ fn lost(far: &Far, pages: Range<usize>) {
     let file = tempfile::tempfile().expect("a file");
     for page in pages {
         // SAFETY: a page of the region, which is mapped.
-        let bytes = unsafe { std::slice::from_raw_parts(far.ptr(page), far.page) };
+        let bytes = unsafe { std::slice::from_raw_parts(far.ptr(page), PAGE) };
         let written = (&file).write(bytes);
         assert_eq!(written.map_err(|error| error.raw_os_error()), Err(Some(libc::EFAULT)));
     }
@@ -182,7 +182,7 @@ fn map_again(far: &Far, pages: Range<usize>) {
 
 fn expect_zeros(far: &Far, pages: Range<usize>) {
     for page in pages {
-        for at in (0..far.page).step_by(512) {
+        for at in (0..PAGE).step_by(512) {
             assert_eq!(read_word(far.addr(page) + at), 0, "page {page} at {at}");
         }
     }
@@ -221,13 +221,13 @@ fn children_read_what_was_there_at_the_fork_and_zeros_where_it_was_dropped() {
                 let grandchild = fork(|| expect_zeros(&far, pages()));
                 expect_zeros(&far, pages());
                 assert_eq!(wait_for(grandchild), 0, "a child of the child's");
-                pages().for_each(|page| fill_page(far.addr(page), far.page, !stamp(page)));
-                pages().for_each(|page| check_page(far.addr(page), far.page, !stamp(page), page));
+                pages().for_each(|page| fill_page(far.addr(page), !stamp(page)));
+                pages().for_each(|page| check_page(far.addr(page), !stamp(page), page));
             });
             far.control.heal();
             expect_zeros(&far, pages());
             // The place is used anew, while the children read.
-            pages().for_each(|page| fill_page(far.addr(page), far.page, !stamp(page)));
+            pages().for_each(|page| fill_page(far.addr(page), !stamp(page)));
             far.evict(pages());
             let ends = (wait_for(before), wait_for(after));
             // Without faults of kernel mode a child may read again what its parent has given up.
@@ -237,7 +237,7 @@ fn children_read_what_was_there_at_the_fork_and_zeros_where_it_was_dropped() {
             }
             let sigbus = if holds == Content::Lost { libc::SIGBUS } else { 0 };
             assert_eq!(ends, (sigbus, 0), "{case}: a child forked before, and one forked after");
-            pages().for_each(|page| check_page(far.addr(page), far.page, !stamp(page), page));
+            pages().for_each(|page| check_page(far.addr(page), !stamp(page), page));
         }
     }
 }
@@ -260,11 +260,11 @@ fn what_is_mapped_over_far_memory_that_has_left_is_the_childs_own() {
     let _watchdog = watchdog(name, HUNG);
     let Some(far) = far(name, DEADLINE) else { return };
     far.store(WHOLE);
-    map_over(far.addr(8), 2 * far.page);
-    map_over(far.addr(20), far.page);
+    map_over(far.addr(8), 2 * PAGE);
+    map_over(far.addr(20), PAGE);
     let child = fork(|| {
-        map_over(far.addr(40), 2 * far.page);
-        map_over(far.addr(50), far.page);
+        map_over(far.addr(40), 2 * PAGE);
+        map_over(far.addr(50), PAGE);
         let expect_all = || {
             [8..10, 20..21, 40..42, 50..51].into_iter().for_each(|pages| expect_zeros(&far, pages));
             [0..8, 10..20, 21..40, 42..50, 51..CHUNK]
@@ -291,7 +291,7 @@ fn children_inherit_all_while_a_thread_maps_over_far_memory_and_frees_it() {
         scope.spawn(|| {
             while !is_over.load(Ordering::Relaxed) {
                 let start = far.region.map(far.len(1)).expect("there is room");
-                map_over(start.as_ptr() as usize, far.page);
+                map_over(start.as_ptr() as usize, PAGE);
                 // SAFETY: just mapped, and nobody's any more.
                 unsafe { far.region.unmap(start, far.len(1)) }.expect("just mapped");
             }

@@ -99,13 +99,15 @@ pub(crate) fn wait_until(what: &str, mut reached: impl FnMut() -> bool) {
 
 // Far memory.
 
+/// Bytes of a page.
+pub(crate) const PAGE: usize = 4096;
+
 /// Pages of a region whose first and last words are stamped.
 pub(crate) struct Far {
     pub(crate) region: Region,
     pub(crate) control: FaultControl,
     pub(crate) injector: Arc<Injector>,
     pub(crate) base: usize,
-    pub(crate) page: usize,
     pub(crate) pages: usize,
 }
 
@@ -117,8 +119,7 @@ pub(crate) fn stamp(page: usize) -> u64 {
 impl Far {
     /// A region with `pages` pages mapped on a store that breaks on demand, twice as large.
     pub(crate) fn new(config: RegionConfig, pages: usize, seed: u64) -> Option<Far> {
-        let page = 4096;
-        let len = ByteCount((pages * page) as u64);
+        let len = ByteCount((pages * PAGE) as u64);
         let capacity = ByteCount((len.0 * 2).max(64 << 20));
         let memory: Arc<dyn Store> = Arc::new(MemStore::new(capacity).expect("memory for a store"));
         let faulty = FaultyStore::new(memory, seed);
@@ -126,12 +127,12 @@ impl Far {
         let injector = Arc::new(Injector::new(Arc::new(faulty)));
         let region = region(config, injector.clone())?;
         let base = region.map(len).expect("the span has room").as_ptr() as usize;
-        Some(Far { region, control, injector, base, page, pages })
+        Some(Far { region, control, injector, base, pages })
     }
 
     pub(crate) fn addr(&self, page: usize) -> usize {
         assert!(page < self.pages);
-        self.base + page * self.page
+        self.base + page * PAGE
     }
 
     pub(crate) fn ptr(&self, page: usize) -> *const u8 {
@@ -139,15 +140,15 @@ impl Far {
     }
 
     pub(crate) fn len(&self, pages: usize) -> ByteCount {
-        ByteCount((pages * self.page) as u64)
+        ByteCount((pages * PAGE) as u64)
     }
 
     pub(crate) fn fill(&self, pages: Range<usize>) {
-        pages.for_each(|page| fill_page(self.addr(page), self.page, stamp(page)));
+        pages.for_each(|page| fill_page(self.addr(page), stamp(page)));
     }
 
     pub(crate) fn check(&self, pages: Range<usize>) {
-        pages.for_each(|page| check_page(self.addr(page), self.page, stamp(page), page));
+        pages.for_each(|page| check_page(self.addr(page), stamp(page), page));
     }
 
     /// Evicts a range and makes sure that it is out.
@@ -208,19 +209,15 @@ impl Far {
     }
 }
 
-/// Stamps the first and last word of each 4 KiB.
-pub(crate) fn fill_page(addr: usize, len: usize, stamp: u64) {
-    for unit in (0..len).step_by(4096) {
-        write_word(addr + unit, stamp ^ unit as u64);
-        write_word(addr + unit + 4088, !stamp ^ unit as u64);
-    }
+/// Stamps the first and last word of a page.
+pub(crate) fn fill_page(addr: usize, stamp: u64) {
+    write_word(addr, stamp);
+    write_word(addr + PAGE - 8, !stamp);
 }
 
-pub(crate) fn check_page(addr: usize, len: usize, stamp: u64, page: usize) {
-    for unit in (0..len).step_by(4096) {
-        let words = (read_word(addr + unit), read_word(addr + unit + 4088));
-        assert_eq!(words, (stamp ^ unit as u64, !stamp ^ unit as u64), "page {page} at {unit}");
-    }
+pub(crate) fn check_page(addr: usize, stamp: u64, page: usize) {
+    let words = (read_word(addr), read_word(addr + PAGE - 8));
+    assert_eq!(words, (stamp, !stamp), "page {page}");
 }
 
 pub(crate) fn read_word(addr: usize) -> u64 {

@@ -4,7 +4,7 @@
 #![expect(clippy::disallowed_methods, reason = "does what a program does to its own memory")]
 
 use crate::common::{Dice, mem_store, region, seed};
-use crate::harness::{check_page, config, fill_page, read_word};
+use crate::harness::{PAGE, check_page, config, fill_page, read_word};
 use farheap::ByteCount;
 use farheap::region::{Install, Region};
 use std::fs::File;
@@ -12,7 +12,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 
-const UNIT: usize = 4096;
+const UNIT: usize = PAGE;
 
 /// What pages hold when one of them is mapped over.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -31,8 +31,13 @@ fn map_file_over(start: usize, len: usize, number: u64) -> std::fs::File {
     // SAFETY: over a part of the case's own memory.
     let mapped = unsafe { libc::mmap(at, len, access, flags, file.as_raw_fd(), 0) };
     assert_eq!(mapped, at, "{}", std::io::Error::last_os_error());
-    fill_page(start, len, number);
+    fill(start, len, number);
     file
+}
+
+/// Stamps the pages of a range, each with another number.
+fn fill(start: usize, len: usize, number: u64) {
+    (0..len).step_by(UNIT).for_each(|at| fill_page(start + at, number ^ at as u64));
 }
 
 /// The program maps a file over a page between others: they are far memory as before.
@@ -46,7 +51,7 @@ fn what_is_around_a_page_that_was_mapped_over_is_far_memory() {
         let start = region.map(len).expect("there is room").as_ptr() as usize;
         let part = start + 16 * UNIT / 4 * 2 + UNIT;
         if before != Before::Fresh {
-            fill_page(start, len.as_usize(), 5);
+            fill(start, len.as_usize(), 5);
         }
         if before == Before::Stored {
             region.evict_all().expect("the store works");
@@ -60,7 +65,7 @@ fn what_is_around_a_page_that_was_mapped_over_is_far_memory() {
             for at in (start..start + len.as_usize()).step_by(UNIT).filter(|at| *at != part) {
                 assert_eq!(read_word(at), expected(at), "{before:?}, {at:#x}");
             }
-            check_page(part, UNIT, 6, 0);
+            check_page(part, 6, 0);
             region.evict_all().expect("the store works");
         }
         let mut content = [0; 8];
@@ -79,7 +84,7 @@ fn a_page_that_was_mapped_over_is_far_memory_for_the_next() {
     for evicted in [false, true] {
         let both = region.map(ByteCount(2 * unit.0)).expect("there is room");
         let (first, second) = (both.as_ptr() as usize, both.as_ptr() as usize + UNIT);
-        fill_page(first, 2 * UNIT, 5);
+        fill(first, 2 * UNIT, 5);
         if evicted {
             region.evict_all().expect("the store works");
         }
@@ -88,9 +93,9 @@ fn a_page_that_was_mapped_over_is_far_memory_for_the_next() {
         unsafe { region.unmap(both, unit) }.expect("just mapped");
         let next = region.map(unit).expect("there is room");
         assert_eq!(next, both, "the part comes again");
-        fill_page(first, UNIT, 7);
+        fill_page(first, 7);
         region.evict_all().expect("the store works");
-        check_page(first, UNIT, 7, 0);
+        check_page(first, 7, 0);
         assert_eq!(read_word(second), 5 ^ UNIT as u64, "the page beside it");
         let mut content = [0; 8];
         file.read_exact_at(&mut content, 0).expect("it is as long");
@@ -107,30 +112,30 @@ fn a_page_that_was_given_up_is_far_memory_for_the_next() {
     let Some(region) = region(config(Install::Auto), mem_store(ByteCount::mib(64))) else {
         return;
     };
-    let (unit, page) = (ByteCount(UNIT as u64), ByteCount::kib(16));
-    let start = region.map(page).expect("there is room");
+    let (unit, pages) = (ByteCount(UNIT as u64), ByteCount::kib(16));
+    let start = region.map(pages).expect("there is room");
     let addr = start.as_ptr() as usize;
-    fill_page(addr, page.as_usize(), 5);
-    let file = map_file_over(addr, page.as_usize(), 6);
+    fill(addr, pages.as_usize(), 5);
+    let file = map_file_over(addr, pages.as_usize(), 6);
     region.evict_all().expect("the store works");
     // SAFETY: mapped by this case, which is done with the part.
     unsafe { region.unmap(start, unit) }.expect("just mapped");
     let next = region.map(unit).expect("there is room");
     assert_eq!(next, start, "the part comes again");
     for stamp in [7, 8] {
-        fill_page(addr, UNIT, stamp);
+        fill_page(addr, stamp);
         region.evict_all().expect("the store works");
-        check_page(addr, UNIT, stamp, 0);
+        check_page(addr, stamp, 0);
     }
     let mut content = [0; 8];
     file.read_exact_at(&mut content, 0).expect("it is as long");
     assert_eq!(u64::from_ne_bytes(content), 6, "the file is the program's");
     assert_eq!(read_word(addr + UNIT), 6 ^ UNIT as u64, "the rest is the file's");
     // SAFETY: mapped by this case, which is done with it.
-    unsafe { region.unmap(start, page) }.expect("just mapped");
+    unsafe { region.unmap(start, pages) }.expect("just mapped");
 }
 
-/// What one unit of 4 KiB of an allocation holds.
+/// What one page of an allocation holds.
 #[derive(Debug, Default)]
 enum Unit {
     #[default]
@@ -173,7 +178,7 @@ impl Model<'_> {
         let (start, units) = &mut self.allocations[at];
         for (index, unit) in units.iter_mut().enumerate().take(end).skip(first) {
             self.stamps += 1;
-            fill_page(*start + index * UNIT, UNIT, self.stamps);
+            fill_page(*start + index * UNIT, self.stamps);
             match unit {
                 Unit::File(_, _, stamp) => *stamp = self.stamps,
                 _ => *unit = Unit::Far(self.stamps),
@@ -219,9 +224,7 @@ impl Model<'_> {
                 let addr = start + index * UNIT;
                 match unit {
                     Unit::Zero => assert_eq!((read_word(addr), read_word(addr + 4088)), (0, 0)),
-                    Unit::Far(stamp) | Unit::File(_, _, stamp) => {
-                        check_page(addr, UNIT, *stamp, index)
-                    }
+                    Unit::Far(stamp) | Unit::File(_, _, stamp) => check_page(addr, *stamp, index),
                 }
                 check_file(unit);
             }

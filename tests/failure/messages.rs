@@ -2,7 +2,9 @@
 #![expect(unsafe_code, reason = "puts a pipe in the place of standard error")]
 
 use crate::common::bytes;
-use crate::harness::{DEADLINE, Far, config, in_child, park_on_sigbus, sigbus_addrs, wait_until};
+use crate::harness::{
+    DEADLINE, Far, PAGE, config, fill_page, in_child, park_on_sigbus, sigbus_addrs, wait_until,
+};
 use farheap::ByteCount;
 use farheap::region::{Advice, Install, Region, RegionConfig};
 use farheap::store::{BlockStore, Op};
@@ -274,9 +276,10 @@ fn a_child_says_what_it_has_lost_unless_a_file_is_where_standard_error_was() {
 fn stored(region: &Region) -> usize {
     let len = ByteCount::kib(64);
     let start = region.map(len).expect("the span has room");
-    crate::harness::fill_page(start.as_ptr() as usize, len.as_usize(), 7);
+    let addr = start.as_ptr() as usize;
+    (addr..addr + len.as_usize()).step_by(PAGE).for_each(|page| fill_page(page, 7));
     region.advise(&[bytes(start.as_ptr(), len)], Advice::PageOutNow).expect("the device works");
-    start.as_ptr() as usize
+    addr
 }
 
 /// The signal that ends a forked child which does something; 0 where it ends by itself.

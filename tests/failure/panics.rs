@@ -2,7 +2,7 @@
 
 use crate::common::bytes;
 use crate::harness::{
-    Far, WAYS, config, in_child, park_on_sigbus, resume, sigbus_addrs, wait_until,
+    Far, PAGE, WAYS, config, in_child, park_on_sigbus, resume, sigbus_addrs, wait_until,
 };
 use crate::injector::Whose;
 use farheap::region::{Advice, Install};
@@ -117,7 +117,7 @@ fn frames_of_requests_that_panicked_are_used_again() {
             far.stats().charged_bytes
         });
         let [first, .., last] = charged;
-        assert!(last.get() <= first.get() + far.page as u64, "{charged:?}");
+        assert!(last.get() <= first.get() + PAGE as u64, "{charged:?}");
         far.check(0..16);
         far.expect_healthy();
         assert_eq!(far.stats().poisoned, 0);

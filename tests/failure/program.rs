@@ -5,15 +5,13 @@
 
 use crate::common::bytes;
 use crate::common::child::Ended;
-use crate::harness::{
-    Far, WAYS, check_page, config, fill_page, in_child, read_word, stamp, wait_until,
-};
+use crate::harness::{Far, PAGE, WAYS, config, in_child, read_word, stamp, wait_until};
 use farheap::ByteCount;
 use farheap::region::{Advice, FaultMode, Install, RegionConfig};
 use nix::sys::resource::{Resource, getrlimit};
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-const UNIT: usize = 4096;
 /// Lines on standard error that a case may cost.
 const LINES_MAX: usize = 30;
 
@@ -85,7 +83,7 @@ fn locks(test: &'static str, lock: impl Fn(&Far) -> libc::c_int) {
 #[test]
 fn locked_far_memory_leaves_all_the_same() {
     locks("program::locked_far_memory_leaves_all_the_same", |far| {
-        let (start, len) = (far.addr(1) + far.page - UNIT, 8 * far.page + UNIT);
+        let (start, len) = (far.addr(1), 9 * PAGE);
         // SAFETY: the case's own memory.
         unsafe { libc::mlock(start as *const _, len) }
     });
@@ -94,7 +92,7 @@ fn locked_far_memory_leaves_all_the_same() {
 #[test]
 fn far_memory_that_is_locked_by_its_faults_leaves_all_the_same() {
     locks("program::far_memory_that_is_locked_by_its_faults_leaves_all_the_same", |far| {
-        let (start, len) = (far.addr(0), far.pages * far.page);
+        let (start, len) = (far.addr(0), far.pages * PAGE);
         // SAFETY: the case's own memory.
         unsafe { libc::mlock2(start as *const _, len, libc::MLOCK_ONFAULT) }
     });
@@ -149,12 +147,12 @@ fn a_process_that_locks_what_it_maps_later_has_far_memory_filled_by_faults_only(
         let config = config(Install::Auto).span(ByteCount::mib(256));
         let Some(far) = Far::new(config, 64, 1) else { return };
         // Of the page map's words bit 63 says that there is memory.
-        let mut words = vec![0_u8; (256 << 20) / UNIT * 8];
+        let mut words = vec![0_u8; (256 << 20) / PAGE * 8];
         let file = std::fs::File::open("/proc/self/pagemap").expect("/proc is mounted");
-        let at = far.addr(0) as u64 / UNIT as u64 * 8;
+        let at = far.addr(0) as u64 / PAGE as u64 * 8;
         file.read_at(&mut words, at).expect("the page map");
         let there = words.chunks(8).filter(|word| word[7] & 0x80 != 0).count();
-        assert!(there * UNIT <= 8 << 20, "{there} pages are there");
+        assert!(there * PAGE <= 8 << 20, "{there} pages are there");
         far.fill(0..64);
         expect_all_there(&far);
     });
@@ -169,8 +167,8 @@ fn protected_far_memory_comes_and_goes() {
         for_each_way(|far| {
             let step = (far.pages / 6).max(3);
             let parts = || (1..far.pages - 2).step_by(step).enumerate();
-            // Parts of pages, whole pages, several.
-            let len = |n: usize| if n.is_multiple_of(2) { 2 * UNIT } else { far.page * n.min(2) };
+            // One page, or two.
+            let len = |n: usize| PAGE * (1 + n % 2);
             for (n, page) in parts() {
                 protect(far.addr(page), len(n), libc::PROT_READ);
             }
@@ -198,11 +196,11 @@ fn what_was_read_and_may_not_be_written_leaves_again() {
         let Some(far) = Far::new(config, pages, 1) else { return };
         far.fill(0..pages);
         far.evict(0..pages);
-        protect(far.addr(0), pages * far.page, libc::PROT_READ);
+        protect(far.addr(0), pages * PAGE, libc::PROT_READ);
         for _ in 0..2 {
             far.check(0..pages);
         }
-        protect(far.addr(0), pages * far.page, libc::PROT_READ | libc::PROT_WRITE);
+        protect(far.addr(0), pages * PAGE, libc::PROT_READ | libc::PROT_WRITE);
         expect_all_there(&far);
     });
     if let Some(ended) = expect_few_lines(ended) {
@@ -220,7 +218,7 @@ fn what_was_written_and_may_not_be_written_stays_and_leaves_when_it_may() {
         let Some(far) = Far::new(config, pages, 1) else { return };
         far.fill(0..sealed);
         far.check(0..sealed);
-        protect(far.addr(0), sealed * far.page, libc::PROT_READ);
+        protect(far.addr(0), sealed * PAGE, libc::PROT_READ);
         let reads = far.stats().faults_read;
         // What is written beside it has the rest of the limit.
         for _ in 0..4 {
@@ -234,7 +232,7 @@ fn what_was_written_and_may_not_be_written_stays_and_leaves_when_it_may() {
         // A read is counted after its thread was woken: the last one before may not be in `before`.
         assert!(after.faults_read <= before.faults_read + 1, "what is sealed had left");
         assert!(after.evict_busy > 0, "what stays is counted");
-        protect(far.addr(0), sealed * far.page, libc::PROT_READ | libc::PROT_WRITE);
+        protect(far.addr(0), sealed * PAGE, libc::PROT_READ | libc::PROT_WRITE);
         expect_all_there(&far);
         assert!(far.stats().faults_read >= after.faults_read + sealed as u64, "it stayed");
     });
@@ -249,13 +247,13 @@ fn what_the_program_may_not_read_keeps_its_content() {
     let ended = in_child(test, || {
         for_each_way(|far| {
             let guard = far.pages / 2;
-            protect(far.addr(guard), UNIT, libc::PROT_NONE);
+            protect(far.addr(guard), PAGE, libc::PROT_NONE);
             for _ in 0..2 {
                 far.evict(0..far.pages);
                 far.check(0..guard);
                 far.check(guard + 1..far.pages);
             }
-            protect(far.addr(guard), UNIT, libc::PROT_READ | libc::PROT_WRITE);
+            protect(far.addr(guard), PAGE, libc::PROT_READ | libc::PROT_WRITE);
             expect_all_there(far);
         });
     });
@@ -264,41 +262,25 @@ fn what_the_program_may_not_read_keeps_its_content() {
     }
 }
 
-/// Drops `[from, from + len)` and sees zeros there, and what was around it.
-fn drop_and_look(far: &Far, from: usize, len: usize) {
-    let base = far.addr(0);
-    let pages = from / far.page..(from + len).div_ceil(far.page);
+/// Drops pages and sees zeros there.
+fn drop_and_look(far: &Far, pages: Range<usize>) {
+    let (first, len) = (far.ptr(pages.start), far.len(pages.len()));
     // A page that leaves before it is dropped would come back as it was, and so would one that is as the
     // device has it and leaves before it is touched again.
-    let (first, held) = (far.ptr(pages.start), far.len(pages.len()));
-    let pinned = far.region.pin(bytes(first, held)).expect("a few pages");
+    let pinned = far.region.pin(bytes(first, len)).expect("a few pages");
     // SAFETY: the case gives the content up.
-    let rc = unsafe { libc::madvise((base + from) as *mut _, len, libc::MADV_DONTNEED) };
+    let rc = unsafe { libc::madvise(first as *mut _, len.as_usize(), libc::MADV_DONTNEED) };
     assert_eq!(rc, 0, "{}", last_error());
-    for unit in (pages.start * far.page..pages.end * far.page).step_by(UNIT) {
-        let (page, within) = (unit / far.page, (unit % far.page) as u64);
-        let is_dropped = (from..from + len).contains(&unit);
-        let want = if is_dropped { 0 } else { stamp(page) ^ within };
-        assert_eq!(read_word(base + unit), want, "page {page} at {within}");
-    }
+    pages.clone().for_each(|page| assert_eq!(read_word(far.addr(page)), 0, "page {page}"));
     drop(pinned);
-    // What is written there now is kept, and the rest of the page with it.
-    for unit in (from..from + len).step_by(UNIT) {
-        let (page, within) = (unit / far.page, unit % far.page);
-        fill_page(base + unit, UNIT, stamp(page) ^ within as u64);
-        // `fill_page` counts from the page's start: the last word's mask differs.
-        let word = !stamp(page) ^ within as u64;
-        crate::harness::write_word(base + unit + UNIT - 8, word);
-    }
-    for page in pages.clone() {
-        check_page(far.addr(page), far.page, stamp(page), page);
-    }
+    // What is written there now is kept.
+    far.fill(pages.clone());
+    far.check(pages.clone());
     far.evict(pages.clone());
     far.check(pages);
 }
 
 fn drops(far: &Far) {
-    let page = far.page;
     // In memory when they are dropped: as they were filled, as they were read, and written since.
     let resident = |first: usize| {
         let pinned = far.region.pin(bytes(far.ptr(first), far.len(4))).expect("four pages");
@@ -307,11 +289,11 @@ fn drops(far: &Far) {
     };
     for first in [far.pages - 8, 4, far.pages / 2] {
         resident(first);
-        drop_and_look(far, first * page, 4 * page);
+        drop_and_look(far, first..first + 4);
         resident(first);
-        drop_and_look(far, (first + 1) * page, UNIT);
+        drop_and_look(far, first + 1..first + 2);
         far.fill(first..first + 4);
-        drop_and_look(far, first * page + page - UNIT, UNIT + page);
+        drop_and_look(far, first..first + 2);
     }
 }
 
@@ -353,21 +335,18 @@ fn what_the_program_drops_may_leave_before_it_is_touched() {
             // What is on its way out when it is dropped comes back as it was.
             let pinned = far.region.pin(bytes(far.ptr(4), far.len(4))).expect("four pages");
             far.fill(pages.clone());
-            for unit in (4 * far.page..8 * far.page).step_by(2 * UNIT) {
+            for page in pages.clone().step_by(2) {
                 // SAFETY: the case gives the content up.
-                let rc = unsafe {
-                    libc::madvise((far.addr(0) + unit) as *mut _, UNIT, libc::MADV_DONTNEED)
-                };
+                let rc =
+                    unsafe { libc::madvise(far.addr(page) as *mut _, PAGE, libc::MADV_DONTNEED) };
                 assert_eq!(rc, 0, "{}", last_error());
             }
             drop(pinned);
             for _ in 0..2 {
                 far.evict(0..far.pages);
-                for unit in (4 * far.page..8 * far.page).step_by(UNIT) {
-                    let (page, within) = (unit / far.page, (unit % far.page) as u64);
-                    let is_dropped = (unit - 4 * far.page).is_multiple_of(2 * UNIT);
-                    let want = if is_dropped { 0 } else { stamp(page) ^ within };
-                    assert_eq!(read_word(far.addr(0) + unit), want, "page {page} at {within}");
+                for page in pages.clone() {
+                    let want = if page.is_multiple_of(2) { 0 } else { stamp(page) };
+                    assert_eq!(read_word(far.addr(page)), want, "page {page}");
                 }
             }
             expect_all_there_but(far, pages);
@@ -378,7 +357,7 @@ fn what_the_program_drops_may_leave_before_it_is_touched() {
     }
 }
 
-fn expect_all_there_but(far: &Far, pages: std::ops::Range<usize>) {
+fn expect_all_there_but(far: &Far, pages: Range<usize>) {
     far.fill(pages);
     expect_all_there(far);
 }
@@ -392,7 +371,7 @@ fn far_memory_that_the_program_unmaps_is_gone_and_the_rest_is_not() {
             far.check(0..3);
             for page in holes {
                 // SAFETY: the case does not touch it again.
-                let rc = unsafe { libc::munmap(far.addr(page) as *mut _, far.page) };
+                let rc = unsafe { libc::munmap(far.addr(page) as *mut _, PAGE) };
                 assert_eq!(rc, 0, "{}", last_error());
             }
             let is_there = |page: &usize| !holes.contains(page);
@@ -409,7 +388,7 @@ fn far_memory_that_the_program_unmaps_is_gone_and_the_rest_is_not() {
         let Some(far) = Far::new(config(Install::Auto), 256, 1) else { return };
         far.store(0..256);
         // SAFETY: what comes of touching it is the case.
-        unsafe { libc::munmap(far.addr(7) as *mut _, far.page) };
+        unsafe { libc::munmap(far.addr(7) as *mut _, PAGE) };
         read_word(far.addr(7));
     });
     if let Some(ended) = expect_few_lines(ended) {
@@ -423,7 +402,7 @@ fn a_process_that_moves_far_memory_ends_with_the_cause() {
     let ended = in_child(test, || {
         let Some(far) = Far::new(config(Install::Auto), 256, 1) else { return };
         far.store(0..256);
-        let len = 8 * far.page;
+        let len = 8 * PAGE;
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         // SAFETY: a mapping of its own, at an address of the kernel's choice.

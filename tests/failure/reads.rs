@@ -3,8 +3,8 @@
 use crate::common::child::Ended;
 use crate::common::{bytes, seed, watchdog};
 use crate::harness::{
-    DEADLINE, Far, HUNG, WAYS, config, in_child, park_on_sigbus, read_word, resume, sigbus_addrs,
-    sigbus_count, stamp, wait_until,
+    DEADLINE, Far, HUNG, PAGE, WAYS, config, in_child, park_on_sigbus, read_word, resume,
+    sigbus_addrs, sigbus_count, stamp, wait_until,
 };
 use farheap::ByteCount;
 use farheap::region::{Advice, FaultMode, Install, RegionConfig};
@@ -158,7 +158,7 @@ fn lose_one_page(config: RegionConfig) {
     far.control.delay(Duration::from_millis(50));
     let threads: Vec<_> = (0..WAITING).map(|_| far.touch(BAD)).collect();
     let addrs = sigbus_addrs(WAITING);
-    let page = far.addr(BAD)..far.addr(BAD) + far.page;
+    let page = far.addr(BAD)..far.addr(BAD) + PAGE;
     assert!(addrs.iter().all(|addr| page.contains(addr)), "{addrs:x?} not in {page:x?}");
     far.control.delay(Duration::ZERO);
     assert_eq!(far.stats().poisoned, 1);

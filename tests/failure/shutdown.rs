@@ -3,7 +3,7 @@
 use crate::common::place::LoopDevice;
 use crate::common::{bytes, region, watchdog};
 use crate::harness::{
-    DEADLINE, Far, HUNG, WAYS, config, in_child, read_word, wait_until, write_word,
+    DEADLINE, Far, HUNG, PAGE, WAYS, config, in_child, read_word, wait_until, write_word,
 };
 use farheap::ByteCount;
 use farheap::region::{Advice, Install};
@@ -208,7 +208,7 @@ fn memory_that_a_stuck_device_may_still_use_stays_mapped() {
             return;
         }
         let config = config(Install::Auto);
-        let (page, pages) = (4096, config.limit.0 / 4096);
+        let pages = config.limit.0 as usize / PAGE;
         let Some(region) = region(config, Arc::new(store)) else { return };
         let base = region.map(ByteCount::mib(16)).expect("there is room").as_ptr() as usize;
         let Some(frozen) = Frozen::new(on) else {
@@ -217,9 +217,9 @@ fn memory_that_a_stuck_device_may_still_use_stays_mapped() {
         };
         // As much as makes the evictor write, and nobody wait for it.
         let is_stuck = || region.stats().writes_in_flight > 0;
-        for at in (0..pages as usize).take_while(|_| !is_stuck()) {
-            write_word(base + at * page, 1);
-            if at + 16 > pages as usize {
+        for at in (0..pages).take_while(|_| !is_stuck()) {
+            write_word(base + at * PAGE, 1);
+            if at + 16 > pages {
                 std::thread::sleep(Duration::from_millis(100));
             }
         }

@@ -5,7 +5,9 @@
 #![expect(unsafe_code, reason = "installs and raises signals, and touches far memory")]
 
 use crate::common::{bytes, mem_store, region, watchdog};
-use crate::harness::{HUNG, Stop, config, in_child, read_word, stamp, wait_until, write_word};
+use crate::harness::{
+    HUNG, PAGE, Stop, config, in_child, read_word, stamp, wait_until, write_word,
+};
 use allocator_api2::vec::Vec as FarVec;
 use farheap::region::{Advice, FaultMode, Install, Region, RegionConfig};
 use farheap::{ByteCount, Far};
@@ -22,15 +24,13 @@ const ROUNDS: usize = 20;
 
 // What the handler looks at.
 static BASE: AtomicUsize = AtomicUsize::new(0);
-static STEP: AtomicUsize = AtomicUsize::new(0);
 static HANDLED: AtomicUsize = AtomicUsize::new(0);
 static WRONG: AtomicUsize = AtomicUsize::new(0);
 
 /// Touches the next page but a few; the pages before it have been evicted meanwhile.
 extern "C" fn touch_far_memory(_: libc::c_int) {
-    let step = STEP.load(Ordering::Relaxed);
-    let page = HANDLED.load(Ordering::Relaxed) * 7 % (TOUCHED / step);
-    if read_word(BASE.load(Ordering::Relaxed) + page * step) != stamp(page) {
+    let page = HANDLED.load(Ordering::Relaxed) * 7 % (TOUCHED / PAGE);
+    if read_word(BASE.load(Ordering::Relaxed) + page * PAGE) != stamp(page) {
         WRONG.fetch_add(1, Ordering::Relaxed);
     }
     HANDLED.fetch_add(1, Ordering::Release);
@@ -48,10 +48,9 @@ fn handle(signal: libc::c_int, handler: extern "C" fn(libc::c_int)) {
 
 /// Does `work` again and again while signals arrive, whose handler touches the stamped pages from
 /// `base` on.
-fn work_under_signals(base: usize, page: usize, mut work: impl FnMut(usize)) {
-    (0..TOUCHED / page).for_each(|at| write_word(base + at * page, stamp(at)));
+fn work_under_signals(base: usize, mut work: impl FnMut(usize)) {
+    (0..TOUCHED / PAGE).for_each(|at| write_word(base + at * PAGE, stamp(at)));
     BASE.store(base, Ordering::Relaxed);
-    STEP.store(page, Ordering::Relaxed);
     HANDLED.store(0, Ordering::Relaxed);
     handle(libc::SIGUSR1, touch_far_memory);
     // SAFETY: takes nothing.
@@ -80,38 +79,37 @@ fn work_under_signals(base: usize, page: usize, mut work: impl FnMut(usize)) {
 
 /// A region, what the handler touches, and what the thread works on.
 fn with_region(config: RegionConfig, work: impl Fn(&Region, usize, usize)) {
-    let page = 4096;
     let Some(region) = region(config, mem_store(ByteCount::mib(256))) else { return };
     let base = region.map(ByteCount(TOUCHED as u64)).expect("there is room").as_ptr() as usize;
     let own = region.map(ByteCount(WORKED_ON as u64)).expect("there is room").as_ptr() as usize;
-    work_under_signals(base, page, |round| work(&region, own, round));
+    work_under_signals(base, |round| work(&region, own, round));
 }
 
-fn discard(region: &Region, own: usize, page: usize) {
-    (0..WORKED_ON / page).for_each(|at| write_word(own + at * page, 1));
+fn discard(region: &Region, own: usize) {
+    (0..WORKED_ON / PAGE).for_each(|at| write_word(own + at * PAGE, 1));
     // SAFETY: nobody needs the content, or has a reference to it.
     unsafe { region.discard(bytes(own as *const u8, ByteCount(WORKED_ON as u64)).cast_mut()) }
         .expect("in it");
 }
 
 /// Spends most of its time under the lock that all handlers and the evictor need.
-fn advise(region: &Region, own: usize, page: usize) {
+fn advise(region: &Region, own: usize) {
     const PAGES: usize = 16;
-    (0..PAGES).for_each(|at| write_word(own + at * page, 1));
+    (0..PAGES).for_each(|at| write_word(own + at * PAGE, 1));
     for _ in 0..200 {
-        let len = ByteCount((PAGES * page) as u64);
+        let len = ByteCount((PAGES * PAGE) as u64);
         region.advise(&[bytes(own as *const u8, len)], Advice::WillNeed).expect("in it");
     }
 }
 
 /// All that a program may ask of a region, on pages that come and go.
-fn ask(region: &Region, own: usize, page: usize, round: usize) {
+fn ask(region: &Region, own: usize, round: usize) {
     let len = ByteCount(WORKED_ON as u64);
     let ptr = own as *const u8;
-    (0..WORKED_ON / page).step_by(3).for_each(|at| write_word(own + at * page, round as u64));
+    (0..WORKED_ON / PAGE).step_by(3).for_each(|at| write_word(own + at * PAGE, round as u64));
     region.advise(&[bytes(ptr, len)], Advice::Cold).expect("in it");
     region.advise(&[bytes(ptr, len)], Advice::WillNeed).expect("in it");
-    let pinned = region.pin(bytes(ptr, ByteCount(8 * page as u64))).expect("few pages");
+    let pinned = region.pin(bytes(ptr, ByteCount(8 * PAGE as u64))).expect("few pages");
     drop(pinned);
     if round.is_multiple_of(4) {
         region.advise(&[bytes(ptr, len)], Advice::PageOutNow).expect("the store works");
@@ -123,10 +121,9 @@ fn ask(region: &Region, own: usize, page: usize, round: usize) {
 
 fn cases(mode: FaultMode) {
     let config = config(Install::Auto).mode(mode);
-    let page = 4096;
-    with_region(config.clone(), |region, own, _| advise(region, own, page));
-    with_region(config.clone(), |region, own, _| discard(region, own, page));
-    with_region(config, |region, own, round| ask(region, own, page, round));
+    with_region(config.clone(), |region, own, _| advise(region, own));
+    with_region(config.clone(), |region, own, _| discard(region, own));
+    with_region(config, ask);
 }
 
 fn run(test: &'static str, body: impl FnOnce()) {
@@ -153,7 +150,7 @@ fn free_and_purge(conf: &str) {
     let Some(heap) = crate::common::heap(conf) else { return };
     let mut touched: FarVec<u8, Far> = FarVec::with_capacity_in(TOUCHED, Far);
     touched.resize(TOUCHED, 0);
-    work_under_signals(touched.as_mut_ptr() as usize, 64 << 10, |round| {
+    work_under_signals(touched.as_mut_ptr() as usize, |round| {
         let mut words: FarVec<u64, Far> = FarVec::with_capacity_in(WORDS, Far);
         words.resize(WORDS, round as u64);
         assert_eq!(words[WORDS - 1], round as u64);

@@ -4,8 +4,8 @@
 use crate::common::child::Ended;
 use crate::common::{bytes, seed, watchdog};
 use crate::harness::{
-    DEADLINE, Far, HUNG, WAYS, config, fill_page, in_child, park_on_sigbus, resume, sigbus_addrs,
-    sigbus_count, stamp, wait_until,
+    DEADLINE, Far, HUNG, PAGE, WAYS, config, fill_page, in_child, park_on_sigbus, resume,
+    sigbus_addrs, sigbus_count, stamp, wait_until,
 };
 use farheap::Error;
 use farheap::region::{Advice, Install};
@@ -23,7 +23,7 @@ fn write_behind<'scope>(
 ) {
     scope.spawn(move || {
         for page in 0..far.pages {
-            fill_page(far.addr(page), far.page, stamp(page));
+            fill_page(far.addr(page), stamp(page));
             written.store(page + 1, Ordering::Release);
         }
     });
@@ -41,7 +41,7 @@ fn no_write_back(install: Install, damage: impl Fn(&Far)) {
         write_behind(scope, &far, &written);
         let addr = sigbus_addrs(1)[0];
         let done = written.load(Ordering::Acquire);
-        assert_eq!(addr / far.page, far.addr(done) / far.page, "the page being written");
+        assert_eq!(addr / PAGE, far.addr(done) / PAGE, "the page being written");
         assert!(done * 2 > pages / 3, "only {done} pages fit");
         // What was written is there, and what cannot be kept is refused.
         far.check(done - done / 2..done);
@@ -305,7 +305,7 @@ fn random_write_errors_lose_nothing() {
 fn fill_until_refused(far: &Far) -> Vec<NonNull<u8>> {
     let mut blocks = Vec::new();
     while let Ok(block) = far.region.map(far.len(8)) {
-        fill_page(block.as_ptr().addr(), far.len(8).as_usize(), 7);
+        (0..8).for_each(|page| fill_page(block.as_ptr().addr() + page * PAGE, 7));
         blocks.push(block);
     }
     blocks

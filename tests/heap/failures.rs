@@ -278,7 +278,7 @@ fn fill_by_system_calls(heap: &Heap, mut data: FarVec<u64, Far>) -> FarVec<u64, 
         assert!(pages < 64 << 4, "64 MiB in 8 MiB of memory and 16 MiB of device");
     };
     assert_eq!(full.raw_os_error(), Some(libc::EFAULT), "{full}");
-    assert!(pages >= 16 << 4, "{pages} pages of 64 KiB in 8 MiB and 16 MiB");
+    assert!(pages >= 16 << 4, "{pages} times 64 KiB in 8 MiB and 16 MiB");
     let (mut right, mut lost) = (0, 0);
     for page in 0..pages {
         let (mut reader, mut writer) = std::io::pipe().expect("a pipe");

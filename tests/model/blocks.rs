@@ -11,8 +11,10 @@ use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+/// Bytes of a page.
+const PAGE: usize = 4096;
 /// Words that share a stamp.
-const PART: usize = 512;
+const PART: usize = PAGE / 8;
 
 /// Children, of all threads.
 pub(crate) static FORKED: AtomicU64 = AtomicU64::new(0);
@@ -92,7 +94,6 @@ pub(crate) struct Blocks<'a> {
     most: u64,
     /// Where system calls may touch far memory.
     file: Option<File>,
-    page: usize,
     /// Forked, and not waited for.
     children: Vec<i32>,
 }
@@ -101,8 +102,7 @@ impl<'a> Blocks<'a> {
     pub(crate) fn new(heap: &'a Heap, most: u64) -> Blocks<'a> {
         let file =
             heap.region().serves_kernel_faults().then(|| tempfile::tempfile().expect("a file"));
-        let page = 4096;
-        Blocks { heap, blocks: Vec::new(), held: 0, most, file, page, children: Vec::new() }
+        Blocks { heap, blocks: Vec::new(), held: 0, most, file, children: Vec::new() }
     }
 
     pub(crate) fn check_all(&mut self) {
@@ -286,8 +286,8 @@ impl<'a> Blocks<'a> {
     fn discard(&mut self, index: usize, dice: &mut Dice) {
         let block = &mut self.blocks[index];
         let start = block.start() as usize;
-        let first = start.next_multiple_of(self.page);
-        let end = (start + block.words * 8) / self.page * self.page;
+        let first = start.next_multiple_of(PAGE);
+        let end = (start + block.words * 8) / PAGE * PAGE;
         if block.pinned || first >= end {
             return;
         }

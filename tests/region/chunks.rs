@@ -73,15 +73,11 @@ impl Data {
         (self.word(first, 0).cast(), ByteCount((units * UNIT) as u64))
     }
 
-    /// Discards whole pages of `page` bytes around a unit.
-    fn discard(&mut self, unit: usize, page: usize) {
-        let units = page / UNIT;
-        let first = unit - unit % units;
-        let (ptr, len) = self.range(first, units);
-        // SAFETY: nobody needs what the pages hold.
-        unsafe { self.region.discard(bytes(ptr, len).cast_mut()) }
-            .expect("whole pages of the mapping");
-        self.stamps[first..first + units].fill(0);
+    fn discard(&mut self, unit: usize) {
+        let (ptr, len) = self.range(unit, 1);
+        // SAFETY: nobody needs what the unit holds.
+        unsafe { self.region.discard(bytes(ptr, len).cast_mut()) }.expect("a page of the mapping");
+        self.stamps[unit] = 0;
     }
 
     /// Whether chunks can be read whole here: MOVE exists, by which they leave.
@@ -125,7 +121,7 @@ fn chunks_that_change_ahead_of_their_reader_are_right() {
                 data.check(unit);
                 let other = (unit + dice.below(ahead as u64) as usize).min(units - 1);
                 match dice.below(2048) {
-                    0 => data.discard(other, UNIT),
+                    0 => data.discard(other),
                     1 => data.write(other, dice.roll() | 1),
                     2 => {
                         let count = (dice.below(1024) as usize + 1).min(units - other);

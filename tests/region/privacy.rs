@@ -15,8 +15,8 @@ use farheap::{ByteCount, Error};
 use std::sync::Arc;
 use std::time::Duration;
 
-const PAGE: usize = 65536;
-const PAGES: usize = 256;
+const PAGE: usize = 4096;
+const PAGES: usize = 4096;
 const PATTERN: u64 = 0x5EC2_E7DA_7A15_FA12;
 
 fn config() -> RegionConfig {

@@ -82,7 +82,7 @@ fn pages_are_encrypted_on_their_way_unless_told_otherwise() {
     }
 }
 
-/// A region whose pages of 16 KiB have to leave, twice as many as fit.
+/// A region whose pages have to leave, three times as many as fit.
 fn crowded(store: Arc<dyn Store>) -> Option<(Region, *mut u64, usize)> {
     const LEN: ByteCount = ByteCount::mib(24);
     let config = RegionConfig::new().limit(ByteCount::mib(8)).deadline(Duration::from_secs(30));
