@@ -18,10 +18,12 @@ use crate::paging::page::CHUNK_PAGES;
 use crate::paging::page::word::{FrameId, State, Word};
 use crate::paging::pager::Pager;
 use crate::paging::pager::memory::ReadPage;
+use crate::paging::pager::table::PageTable;
 use crate::paging::transfer::{Aim, LONG_MAX, READ_MAX, Transfer, Transfers};
 use crate::store::Op;
 use crate::sys::uffd::Wake;
 use arrayvec::ArrayVec;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -103,6 +105,25 @@ impl RequestCount {
     }
 }
 
+/// Pages of `page`'s cluster that are stored beside it, which is in `slot`: neighbours whose slots are neighbours as well.
+fn stored_together(table: &PageTable, page: PageId, slot: SlotId) -> Range<u64> {
+    let is_beside = |other: &u64| {
+        let other = PageId(*other);
+        let word = table.word(other).load();
+        word.state() == State::Stored && word.slot() == Some(slot_beside(page, slot, other))
+    };
+    let cluster = table.pages_of_cluster(page);
+    let first = (cluster.start..page.0).rev().take_while(is_beside).last();
+    let last = (page.0 + 1..cluster.end).take_while(is_beside).last();
+    first.unwrap_or(page.0)..last.unwrap_or(page.0) + 1
+}
+
+/// The slot of another page where it lies beside that of `page`, which is in `slot`; before the first slot none that
+/// there is.
+fn slot_beside(page: PageId, slot: SlotId, other: PageId) -> SlotId {
+    SlotId(slot.0.wrapping_add(other.0.wrapping_sub(page.0)))
+}
+
 /// One handler's reads; see [module](self).
 pub(super) struct Reads {
     pager: Arc<Pager>,
@@ -180,7 +201,7 @@ impl Reads {
         // room go before neighbours.
         let together = together && self.has_room_for(2) && self.pager.starved().len() == 0;
         let wanted = match together {
-            true => self.pager.table().stored_together(page, slot),
+            true => stored_together(self.pager.table(), page, slot),
             false => alone.clone(),
         };
         let count = (wanted.end - wanted.start) as usize;
@@ -196,8 +217,7 @@ impl Reads {
                 true => (stored, Purpose::Fault),
                 false => (memory.word(other).load(), Purpose::Prefetch),
             };
-            let place = slot.0.wrapping_add(other.0.wrapping_sub(page.0));
-            if other != page && word != Word::stored(SlotId(place)) {
+            if other != page && word != Word::stored(slot_beside(page, slot, other)) {
                 self.pager.pool().cancel_fill(frame);
             } else if fill::begin_fill_into(memory, frame, other, word, purpose) {
                 let demand = Some(demand).filter(|_| other == page);

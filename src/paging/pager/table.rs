@@ -7,7 +7,7 @@
 use crate::base::error::Result;
 use crate::base::strict_assert;
 use crate::base::sync::{AtomicU64, Ordering};
-use crate::base::units::{PageCount, PageId, SlotId};
+use crate::base::units::{PageCount, PageId};
 use crate::meta::LazyArray;
 use crate::paging::page::chunks::{CHUNK, ChunkId};
 use crate::paging::page::word::{PageWord, State, Word};
@@ -166,28 +166,10 @@ impl PageTable {
         (first as u64..(first + CHUNK_PAGES) as u64).map(PageId)
     }
 
-    /// The number of a page's cluster.
-    pub(in crate::paging) fn cluster(&self, page: PageId) -> u64 {
-        page.0 >> CLUSTER_SHIFT
-    }
-
     /// The pages of a page's cluster.
     pub(in crate::paging) fn pages_of_cluster(&self, page: PageId) -> Range<u64> {
-        let cluster = self.cluster(page);
+        let cluster = page.0 >> CLUSTER_SHIFT;
         cluster << CLUSTER_SHIFT..(cluster + 1) << CLUSTER_SHIFT
-    }
-
-    /// Pages of `page`'s cluster that are stored beside it: neighbours whose slots are neighbours as well.
-    pub(in crate::paging) fn stored_together(&self, page: PageId, slot: SlotId) -> Range<u64> {
-        let is_beside = |other: &u64| {
-            let word = self.word(PageId(*other)).load();
-            let place = slot.0.wrapping_add(other.wrapping_sub(page.0));
-            word.state() == State::Stored && word.slot() == Some(SlotId(place))
-        };
-        let cluster = self.pages_of_cluster(page);
-        let first = (cluster.start..page.0).rev().take_while(is_beside).last();
-        let last = (page.0 + 1..cluster.end).take_while(is_beside).last();
-        first.unwrap_or(page.0)..last.unwrap_or(page.0) + 1
     }
 
     // Words.
