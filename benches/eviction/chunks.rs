@@ -6,7 +6,7 @@
 //! of a stream count as read ahead. Pages leave by a standby line of a sixteenth but while streams arrive.
 
 use crate::contender::{Contender, Eviction};
-use crate::trace::{Event, Trace};
+use crate::trace::{CHUNK, Event, Trace};
 use farheap::region::policy::Insert;
 use farheap::{PageCount, PageId};
 use rand::rngs::StdRng;
@@ -76,8 +76,6 @@ struct Returns {
 }
 
 struct Memory {
-    /// Pages of a chunk.
-    chunk: u32,
     policy: Box<dyn Eviction>,
     choice: Choice,
     states: Vec<State>,
@@ -111,13 +109,11 @@ struct Memory {
 
 /// Plays a trace in `frames`.
 pub(crate) fn play(choice: Choice, trace: &Trace, frames: u32) -> Outcome {
-    let chunk = trace.chunk_pages;
-    let frames = frames.max(2 * chunk);
-    let chunks = trace.pages.div_ceil(chunk) as usize;
-    let pages = PageCount(chunks as u64 * u64::from(chunk));
+    let frames = frames.max(2 * CHUNK);
+    let chunks = trace.pages.div_ceil(CHUNK) as usize;
+    let pages = PageCount(chunks as u64 * u64::from(CHUNK));
     let resident = PageCount(u64::from(frames - frames / LINE_PART));
     let mut memory = Memory {
-        chunk,
         policy: Contender::Tenure.build(pages, resident),
         choice,
         states: vec![State::Unseen; pages.as_usize()],
@@ -165,8 +161,8 @@ impl Memory {
                 self.states[index] = State::Resident { is_stored };
             }
             State::Absent => self.read(page),
-            State::Unseen if self.may_open(page / self.chunk, page) => {
-                self.open_chunk(page / self.chunk);
+            State::Unseen if self.may_open(page / CHUNK, page) => {
+                self.open_chunk(page / CHUNK);
                 self.set_live(page, true);
             }
             State::Unseen => {
@@ -215,7 +211,7 @@ impl Memory {
         self.filled += filled;
         self.ahead += ahead;
         self.fresh += fresh;
-        while self.filled + self.fresh > 4 * u64::from(self.chunk) {
+        while self.filled + self.fresh > 4 * u64::from(CHUNK) {
             (self.filled, self.ahead, self.fresh) =
                 (self.filled / 2, self.ahead / 2, self.fresh / 2);
         }
@@ -255,7 +251,7 @@ impl Memory {
             self.was_read[page as usize] = false;
             self.left[page as usize] = None;
         }
-        let pages = u64::from(self.chunk);
+        let pages = u64::from(CHUNK);
         self.make_room(pages);
         self.came(0, 0, pages);
         self.used += pages;
@@ -266,7 +262,7 @@ impl Memory {
 
     fn make_room(&mut self, pages: u64) {
         while self.frames - self.used < pages {
-            let open = self.open.len() as u64 * u64::from(self.chunk);
+            let open = self.open.len() as u64 * u64::from(CHUNK);
             if open > 0 && !self.policy_goes_first(open) {
                 if open * OPEN_PART >= self.frames || self.policy.resident().get() == 0 {
                     self.evict_chunk();
@@ -292,12 +288,12 @@ impl Memory {
             Choice::Pages => true,
             Choice::AnyByte => self.random.random_range(0..listed + open) < listed,
             Choice::Alike => {
-                let chunks = open / u64::from(self.chunk);
+                let chunks = open / u64::from(CHUNK);
                 self.random.random_range(0..listed + chunks) < listed
             }
             Choice::Shipped => {
                 let wants = listed * OPEN_PART > self.frames && (self.in_order() || fresh_return);
-                if wants && self.since_chunk >= AGEING * u64::from(self.chunk) {
+                if wants && self.since_chunk >= AGEING * u64::from(CHUNK) {
                     self.since_chunk = 0;
                     return false;
                 }
@@ -313,7 +309,7 @@ impl Memory {
 
     fn evict_chunk(&mut self) {
         let chunk = self.close();
-        self.used -= u64::from(self.chunk);
+        self.used -= u64::from(CHUNK);
         self.outcome.left_whole += 1;
         for page in self.pages_of(chunk) {
             // Zeros are not stored.
@@ -336,13 +332,13 @@ impl Memory {
     }
 
     fn pages_of(&self, chunk: u32) -> Range<u32> {
-        chunk * self.chunk..(chunk + 1) * self.chunk
+        chunk * CHUNK..(chunk + 1) * CHUNK
     }
 
     /// Notes whether a page of an open chunk has content.
     fn set_live(&mut self, page: u32, is_live: bool) {
         let was_live = std::mem::replace(&mut self.is_live[page as usize], is_live);
-        let live = &mut self.live[(page / self.chunk) as usize];
+        let live = &mut self.live[(page / CHUNK) as usize];
         *live = *live + u32::from(is_live) - u32::from(was_live);
     }
 
@@ -415,11 +411,11 @@ impl Memory {
     /// The room of a chunk is free once none of its pages has content.
     fn discard_in_open(&mut self, page: u32) {
         self.set_live(page, false);
-        let chunk = page / self.chunk;
+        let chunk = page / CHUNK;
         if self.live[chunk as usize] == 0 {
             self.open.retain(|open| *open != chunk);
             self.is_open[chunk as usize] = false;
-            self.used -= u64::from(self.chunk);
+            self.used -= u64::from(CHUNK);
             self.pages_of(chunk).for_each(|page| self.states[page as usize] = State::Unseen);
         }
     }

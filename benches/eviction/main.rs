@@ -81,8 +81,6 @@ struct Options {
     trace: Option<PathBuf>,
     /// MiB in memory to play the trace with, instead of the usual shares.
     resident: Vec<f64>,
-    /// Pages of 4 KiB of the trace that make a page.
-    merged: u64,
     /// MiB that the program had before its heap began.
     local: f64,
     /// Where the files go, below the crate; a smoke test does not replace real figures.
@@ -91,7 +89,7 @@ struct Options {
 
 impl Options {
     fn read(&self, path: &Path) -> Result<Trace, String> {
-        Trace::read(path, self.merged, (self.local * 256.0) as usize)
+        Trace::read(path, (self.local * 256.0) as usize)
     }
 }
 
@@ -110,7 +108,7 @@ fn main() -> ExitCode {
         record::check();
         if let (Some(path), false) = (&options.trace, options.resident.is_empty()) {
             let trace = options.read(path)?;
-            return replay::run(&trace, options.merged, &options.resident, options.folder);
+            return replay::run(&trace, &options.resident, options.folder);
         }
         let cases = play_all(&options)?;
         report::print(&cases);
@@ -121,7 +119,7 @@ fn main() -> ExitCode {
         // What `--resident` does, as long as it takes no time.
         if options.folder == SMOKE {
             let trace = Kind::BTree.make(options.scale, 0);
-            replay::run(&trace, 1, &[2.0], options.folder)?;
+            replay::run(&trace, &[2.0], options.folder)?;
         }
         // A chunk has 512 pages.
         let scale = options.scale;
@@ -148,8 +146,7 @@ fn parse(mut args: Vec<String>) -> Result<Options, String> {
     let is_bench = args.iter().any(|arg| arg == "--bench");
     args.retain(|arg| arg != "--bench");
     let (scale, folder) = if is_bench { (MADE, "target/figures") } else { (TINY, SMOKE) };
-    let mut options =
-        Options { scale, trace: None, resident: Vec::new(), merged: 1, local: 0.0, folder };
+    let mut options = Options { scale, trace: None, resident: Vec::new(), local: 0.0, folder };
     let mut args = args.into_iter();
     while let Some(arg) = args.next() {
         let mut value = || args.next().ok_or(format!("{arg} needs a value"));
@@ -172,12 +169,6 @@ fn parse(mut args: Vec<String>) -> Result<Options, String> {
             "--local" => {
                 let text = value()?;
                 options.local = text.parse().map_err(|_| format!("--local: `{text}` MiB"))?;
-            }
-            "--page" => {
-                let sizes = [("4KiB", 1), ("16KiB", 4), ("64KiB", 16)];
-                let text = value()?;
-                let found = sizes.into_iter().find(|(name, _)| *name == text);
-                options.merged = found.ok_or("--page: 4KiB, 16KiB or 64KiB")?.1;
             }
             other => return Err(format!("unknown option `{other}`; see benches/eviction/main.rs")),
         }

@@ -13,28 +13,23 @@ use std::path::Path;
 /// once.
 const LINES: [Option<u32>; 4] = [None, Some(32), Some(16), Some(8)];
 
-/// Prints a table and writes it to `eviction_replay.csv`. Pages of the trace are `merged` of 4 KiB.
-pub(crate) fn run(
-    trace: &Trace,
-    merged: u64,
-    resident_mib: &[f64],
-    folder: &str,
-) -> Result<(), String> {
-    let of_mib = |mib: f64| (mib * 256.0 / merged as f64) as u32;
-    let (kib, mib) = (4 * merged, f64::from(trace.size) / f64::from(of_mib(1.0)));
-    println!("{}: {} touches, {mib:.1} MiB in pages of {kib} KiB", trace.name, trace.touches());
+/// Prints a table and writes it to `eviction_replay.csv`.
+pub(crate) fn run(trace: &Trace, resident_mib: &[f64], folder: &str) -> Result<(), String> {
+    const PAGES_OF_MIB: f64 = 256.0;
+    let mib = f64::from(trace.size) / PAGES_OF_MIB;
+    println!("{}: {} touches, {mib:.1} MiB", trace.name, trace.touches());
     println!("Pages read, and in brackets soft faults, thousands:\n");
     print!("{:>12} {:>8} {:>8} {:>8}", "resident MiB", "fresh", "optimum", "LRU");
     LINES.into_iter().for_each(|line| print!(" {:>16}", name(line)));
     Choice::ALL.into_iter().for_each(|choice| print!(" {:>15}", choice.name()));
     println!();
-    let mut text = "trace,page_kib,resident_mib,policy,fresh,reads,soft_faults\n".to_owned();
+    let mut text = "trace,resident_mib,policy,fresh,reads,soft_faults\n".to_owned();
     for &mib in resident_mib {
-        let frames = of_mib(mib).max(1);
+        let frames = ((mib * PAGES_OF_MIB) as u32).max(1);
         let mut row = |policy: &str, outcome: sim::Outcome| {
             let sim::Outcome { fresh, reads, minor, .. } = outcome;
             let (trace, policy) = (&trace.name, policy.replace(',', ";"));
-            writeln!(text, "{trace},{kib},{mib},{policy},{fresh},{reads},{minor}")
+            writeln!(text, "{trace},{mib},{policy},{fresh},{reads},{minor}")
                 .expect("a string takes all that is written");
         };
         let (best, lru) = (sim::belady(trace, frames), sim::ideal_lru(trace, frames));

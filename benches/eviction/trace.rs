@@ -21,8 +21,6 @@ pub(crate) struct Trace {
     pub(crate) pages: u32,
     /// Pages of which a cache has a share: all, but those of a file that are never touched.
     pub(crate) size: u32,
-    /// Pages of 2 MiB.
-    pub(crate) chunk_pages: u32,
     pub(crate) events: Vec<Event>,
 }
 
@@ -92,12 +90,12 @@ impl Kind {
     }
 }
 
-/// Pages of 4 KiB of 2 MiB: neighbours in a file keep their distance.
-const CHUNK: u64 = 512;
+/// Pages of a chunk, 2 MiB: neighbours in a file keep their distance.
+pub(crate) const CHUNK: u32 = 512;
 
 impl Trace {
     fn new(name: String, pages: u32, events: Vec<Event>) -> Trace {
-        Trace { name, pages, size: pages, chunk_pages: CHUNK as u32, events }
+        Trace { name, pages, size: pages, events }
     }
 
     /// Traces in which fresh data stands beside data that was read.
@@ -113,9 +111,8 @@ impl Trace {
     }
 
     /// Reads a trace from a file: one page number a line, with `-` before it where the content is given up; empty lines
-    /// and `#` lines are skipped. `merged` neighbouring pages become one, which is given up with the first of them. The
-    /// first `local` pages of the file that are touched are left out.
-    pub(crate) fn read(path: &Path, merged: u64, local: usize) -> Result<Trace, String> {
+    /// and `#` lines are skipped. The first `local` pages of the file that are touched are left out.
+    pub(crate) fn read(path: &Path, local: usize) -> Result<Trace, String> {
         let text = std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
         let mut chunks = HashMap::new();
         let mut left_out = HashSet::new();
@@ -137,23 +134,22 @@ impl Trace {
             if left_out.contains(&page) {
                 continue;
             }
-            let next = chunks.len() as u64;
-            let chunk = *chunks.entry(page / CHUNK).or_insert(next);
-            let page = ((chunk * CHUNK + page % CHUNK) / merged) as u32;
+            let next = chunks.len() as u32;
+            let chunk = *chunks.entry(page / u64::from(CHUNK)).or_insert(next);
+            let page = chunk * CHUNK + (page % u64::from(CHUNK)) as u32;
             let event = if is_touch { Event::Touch(page) } else { Event::Discard(page) };
-            // Merged pages follow themselves.
+            // The same once more changes nothing.
             if last != Some(event) {
                 events.push(event);
             }
             last = Some(event);
         }
         let name = path.file_stem().map_or_else(String::new, |s| s.to_string_lossy().into_owned());
-        let pages = (chunks.len() as u64 * CHUNK / merged) as u32;
-        if pages < 2 {
-            return Err(format!("{}: a trace needs two pages at least", path.display()));
+        let pages = chunks.len() as u32 * CHUNK;
+        if pages == 0 {
+            return Err(format!("{}: no page is touched", path.display()));
         }
-        let mut trace =
-            Trace { name, pages, size: 0, chunk_pages: (CHUNK / merged) as u32, events };
+        let mut trace = Trace { name, pages, size: 0, events };
         trace.size = trace.touched_pages();
         Ok(trace)
     }
