@@ -312,20 +312,16 @@ impl Mapping {
         self.advise(offset, len, libc::MADV_HUGEPAGE)
     }
 
-    /// Calls `act` while code may run in a part of the mapping, or without that where the system forbids it.
-    pub(crate) fn while_executable<T>(
-        &self,
-        offset: usize,
-        len: usize,
-        act: impl FnOnce() -> T,
-    ) -> T {
-        assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "{offset} + {len}");
-        // SAFETY: the range is this mapping's own; its contents stay, and nothing runs there.
-        let allowed = unsafe { mprotect(self.at(offset), len, READ_WRITE | ProtFlags::PROT_EXEC) };
+    /// Calls `act` while code may run in the page at `offset`, or without that where the system forbids it.
+    pub(crate) fn while_executable<T>(&self, offset: usize, act: impl FnOnce() -> T) -> T {
+        assert!(offset + KERNEL_PAGE <= self.len, "{offset}");
+        let (page, executable) = (self.at(offset), READ_WRITE | ProtFlags::PROT_EXEC);
+        // SAFETY: the page is this mapping's own; its contents stay, and nothing runs there.
+        let allowed = unsafe { mprotect(page, KERNEL_PAGE, executable) };
         let done = act();
         if allowed.is_ok() {
             // SAFETY: as it was.
-            let back = unsafe { mprotect(self.at(offset), len, READ_WRITE) };
+            let back = unsafe { mprotect(page, KERNEL_PAGE, READ_WRITE) };
             back.expect("mappings that were split are joined");
         }
         done

@@ -307,14 +307,9 @@ impl Frames {
         unsafe { self.ptr(frame).write_volatile(0) };
     }
 
-    /// Calls `act` while code may run in a part of the staging area, as in memory of the program's that it moves.
-    pub(crate) fn while_executable<T>(
-        &self,
-        start: usize,
-        len: usize,
-        act: impl FnOnce() -> T,
-    ) -> T {
-        self.staging.while_executable(start - self.staging.addr(), len, act)
+    /// Calls `act` while code may run in a frame, as in memory of the program's that it moves.
+    pub(crate) fn while_executable<T>(&self, frame: FrameId, act: impl FnOnce() -> T) -> T {
+        self.staging.while_executable(frame.0 as usize * PAGE, act)
     }
 
     /// True if the memory at a range of the staging area is locked (`mlock`).

@@ -383,7 +383,7 @@ impl RegionMemory {
         self.owns_page(page)
             && self.mapper.fill_hole(src)
             && (act() == Outcome::Done
-                || self.frames().while_executable(dst, PAGE, act) == Outcome::Done)
+                || self.frames().while_executable(frame, act) == Outcome::Done)
     }
 
     // Lost pages.

@@ -180,7 +180,7 @@ impl Server {
                 act()
             }
             Outcome::Failed { errno: sys::EINVAL, .. } => {
-                self.frames.while_executable(to - self.frames.addr(), PAGE, act)
+                self.frames.while_executable(frame * PAGE, act)
             }
             outcome => outcome,
         };
