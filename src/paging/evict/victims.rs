@@ -160,7 +160,7 @@ impl Evictor {
                     word,
                 ) => {}
                 None => {
-                    // A hole of it may have been filled since, where a write is not seen.
+                    // It may have been a hole that was filled since, where a write is not seen.
                     let kept = word.kept().with_protected(false);
                     self.pager.memory().publish_resident(page, word, kept, None);
                     self.pager.counters().evict_busy.bump();

@@ -121,7 +121,7 @@ fn serve_in_thread(pager: &Pager, bus: BusFault) -> bool {
             return false; // What it might wait for will not come any more.
         }
         // The signal does not say whether the page is missing or protected. The word does, but a page may stay
-        // protected when its word has forgotten that: after a hole of it was filled, or when it could not leave.
+        // protected when its word has forgotten that: after it was a hole and was filled, or when it could not leave.
         let protected = word.state() == State::Resident
             && bus.write
             && (word.protected() || !pager.memory().is_hole(page));

@@ -403,7 +403,7 @@ impl Mapper {
     /// Write-protects the page at `start`.
     ///
     /// # Errors
-    /// When the program has unmapped a part of it.
+    /// When the program has unmapped it.
     pub(in crate::paging) fn forbid_writes(&self, start: usize) -> Result<()> {
         self.uffd.forbid_writes(start)
     }

@@ -324,7 +324,7 @@ impl RegionMemory {
         true
     }
 
-    /// Copies a page, `Moving` by this thread and without holes, to a frame. `false`: the program has
+    /// Copies a page, `Moving` by this thread and no hole, to a frame. `false`: the program has
     /// protected it against reading.
     fn copy_to_frame(&self, page: PageId, frame: FrameId) -> bool {
         // SAFETY: the frame is this thread's and a page long.
