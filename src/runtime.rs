@@ -274,13 +274,7 @@ impl Heap {
     /// memory manager and with `limit:off`; as
     /// [`Region::set_limit`].
     pub fn set_limit(&self, limit: ByteCount) -> Result<()> {
-        let bounded = RUNNING.lock().iter().find(|tier| tier.heap.is_same(self)).map(|tier| {
-            match &tier.beside {
-                Beside::Bounded(limit) => Some(Arc::clone(limit)),
-                _ => None,
-            }
-        });
-        let Some(process) = bounded.ok_or(Error::NotRunning)? else {
+        let Some(process) = self.process_limit().ok_or(Error::NotRunning)? else {
             let reason =
                 "nothing bounds the process here: `limit:off`, a memory manager, or a further tier";
             return Err(Error::config("limit", reason));
@@ -290,6 +284,18 @@ impl Heap {
             return Err(Error::LimitTooSmall { limit, minimum });
         }
         process.set(limit, &self.region)
+    }
+
+    /// The limit of the process now; `None` where nothing bounds it by this tier: see [`set_limit`](Heap::set_limit).
+    #[must_use]
+    pub fn limit(&self) -> Option<ByteCount> {
+        Some(self.process_limit()??.limit())
+    }
+
+    /// `None` after the shutdown; an inner `None` where nothing bounds the process by this tier.
+    fn process_limit(&self) -> Option<Option<Arc<ProcessLimit>>> {
+        let running = RUNNING.lock();
+        Some(running.iter().find(|tier| tier.heap.is_same(self))?.beside.process_limit().cloned())
     }
 
     /// The tier that this is: a handle to allocate by, and what a [`Placement`](crate::Placement) names.

@@ -99,9 +99,9 @@ impl Beside {
         LOOK_EVERY
     }
 
-    fn process_limit(&self) -> Option<ByteCount> {
+    pub(super) fn process_limit(&self) -> Option<&Arc<ProcessLimit>> {
         match self {
-            Beside::Bounded(limit) => Some(limit.limit()),
+            Beside::Bounded(limit) => Some(limit),
             _ => None,
         }
     }
@@ -207,7 +207,8 @@ fn run(
             beside.look(region);
             messages::look_for_logger();
             if let Some(live) = &mut live {
-                live.write(region, arenas, beside.process_limit());
+                let limit = beside.process_limit().map(|limit| limit.limit());
+                live.write(region, arenas, limit);
             }
             maintained = Instant::now();
         }
