@@ -4,30 +4,24 @@
 //! numbers of all.
 
 use super::TierReport;
-use farheap::{ByteCount, Stats};
-use farheap_nbd::{SERVERS_MAX, ServerStats};
+use farheap::ByteCount;
+use farheap_metrics::names::{Metric, MetricKind, MetricSubject};
+use farheap_nbd::SERVERS_MAX;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-
-/// Numbers of a tier's text that are not statistics of its region.
-const OF_THE_TEXT: [&str; 3] = ["allocated_bytes", "local_bytes", "process_limit_bytes"];
-/// Latencies of a tier's text, and the ends of their names with the quantiles that they are.
-const LATENCIES: [&str; 4] = ["fault", "read", "write", "evict"];
-const QUANTILES: [(&str, &str); 3] = [("_ns_p50", "0.5"), ("_ns_p99", "0.99"), ("_ns_max", "1")];
 
 /// Samples by the names of their metrics.
 #[derive(Debug, Default)]
 pub(super) struct Exposition {
-    metrics: BTreeMap<String, Metric>,
+    metrics: BTreeMap<&'static str, Samples>,
 }
 
 /// All samples of a metric.
 #[derive(Debug)]
-struct Metric {
-    kind: &'static str,
-    help: String,
+struct Samples {
+    metric: &'static Metric,
     /// Values by labels.
-    samples: BTreeMap<String, String>,
+    values: BTreeMap<String, String>,
 }
 
 impl Exposition {
@@ -39,94 +33,61 @@ impl Exposition {
         resident: ByteCount,
         tiers: &[TierReport],
     ) {
-        let labels = format!("pid=\"{pid}\",program=\"{}\"", quoted(program));
-        let help = "VmRSS of the process".to_owned();
-        self.sample("process_resident_bytes", "gauge", help, labels, resident.0.to_string());
+        let pid = format!("pid=\"{pid}\"");
+        let labels = format!("{pid},program=\"{}\"", quoted(program));
+        self.add_values(MetricSubject::Process, &labels, |_| Some(resident.0));
         for tier in tiers {
-            let labels = format!("pid=\"{pid}\",tier=\"{}\"", tier.name);
-            let names = Stats::default().iter().map(|(name, _)| name).collect::<Vec<_>>();
-            for name in names.into_iter().chain(OF_THE_TEXT) {
-                if let Some(value) = tier.values.get(name) {
-                    let (metric, kind) = metric(name);
-                    let help = format!("Statistic {name} of a tier");
-                    self.sample(&metric, kind, help, labels.clone(), value.to_string());
-                }
+            let labels = format!("{pid},tier=\"{}\"", tier.name);
+            let value = |name: &str| tier.values.get(name).copied();
+            self.add_values(MetricSubject::Tier, &labels, value);
+            for at in 0..SERVERS_MAX {
+                let labels = format!("{labels},server=\"{at}\"");
+                self.add_values(MetricSubject::Server, &labels, |name| {
+                    value(&format!("server{at}_{name}"))
+                });
             }
-            for name in LATENCIES {
-                for (end, quantile) in QUANTILES {
-                    if let Some(ns) = tier.values.get(&format!("{name}{end}")) {
-                        let help = format!("Latency of {name} in a tier since its start");
-                        let labels = format!("{labels},quantile=\"{quantile}\"");
-                        let seconds = (*ns as f64 / 1e9).to_string();
-                        let metric = format!("{name}_latency_seconds");
-                        self.sample(&metric, "summary", help, labels, seconds);
-                    }
-                }
-            }
-            (0..SERVERS_MAX).for_each(|at| self.add_server(&labels, tier, at));
         }
     }
 
-    /// Adds the numbers of a server that a tier's pages are on, if there is one.
-    fn add_server(&mut self, labels: &str, tier: &TierReport, at: usize) {
-        for (name, _) in ServerStats::default().iter() {
-            let Some(value) = tier.values.get(&format!("server{at}_{name}")) else { continue };
-            let labels = format!("{labels},server=\"{at}\"");
-            if let Some(Ok(percent)) = name.strip_prefix("read_ns_p").map(str::parse::<u32>) {
-                let labels = format!("{labels},quantile=\"{}\"", f64::from(percent) / 100.0);
-                let help = "Latency of late of reads from a server of a tier".to_owned();
-                let seconds = (*value as f64 / 1e9).to_string();
-                self.sample("server_read_latency_seconds", "summary", help, labels, seconds);
-                continue;
-            }
-            let (metric, kind) = match name {
-                "state" => ("server_state".to_owned(), "gauge"),
-                "copied_bytes" => ("server_copied_bytes_total".to_owned(), "counter"),
-                _ => metric(&format!("server_{name}")),
-            };
-            let help = format!("Count {name} of a server of a tier");
-            self.sample(&metric, kind, help, labels, value.to_string());
-        }
-    }
-
-    /// Adds a sample, unless there is one with these labels: two tiers of a name are one too many.
-    fn sample(
+    /// Adds a sample of each metric of a subject that has a value, unless there is one with these labels: two tiers of a
+    /// name are one too many.
+    fn add_values(
         &mut self,
-        name: &str,
-        kind: &'static str,
-        help: String,
-        labels: String,
-        value: String,
+        subject: MetricSubject,
+        labels: &str,
+        value: impl Fn(&'static str) -> Option<u64>,
     ) {
-        let new = || Metric { kind, help, samples: BTreeMap::new() };
-        let metric = self.metrics.entry(format!("farheap_{name}")).or_insert_with(new);
-        metric.samples.entry(labels).or_insert(value);
+        for metric in subject.metrics() {
+            let Some(value) = value(metric.statistic) else { continue };
+            let (labels, value) = match metric.kind {
+                MetricKind::Quantile(part) => {
+                    (format!("{labels},quantile=\"{part}\""), metric.value(value).to_string())
+                }
+                _ => (labels.to_owned(), value.to_string()),
+            };
+            let samples = self.metrics.entry(metric.name.as_str());
+            let samples = samples.or_insert(Samples { metric, values: BTreeMap::new() });
+            samples.values.entry(labels).or_insert(value);
+        }
     }
 
     /// The text.
     pub(super) fn text(&self) -> String {
         let mut text = String::new();
-        for (name, Metric { kind, help, samples }) in &self.metrics {
+        for (name, Samples { metric, values }) in &self.metrics {
+            let kind = match metric.kind {
+                MetricKind::Counter => "counter",
+                MetricKind::Quantile(_) => "summary",
+                _ => "gauge",
+            };
+            let help = metric.help.trim();
             // Writing into a string does not fail, here and below.
             let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
-            for (labels, value) in samples {
+            for (labels, value) in values {
                 let _ = writeln!(text, "{name}{{{labels}}} {value}");
             }
         }
         text
-    }
-}
-
-/// The name and kind of the metric of a statistic: bytes and requests of the moment are gauges, all else counts.
-fn metric(name: &str) -> (String, &'static str) {
-    if let Some(of) = name.strip_suffix("_bytes_max") {
-        (format!("{of}_max_bytes"), "gauge")
-    } else if ["_bytes", "_in_flight", "_in_flight_max"].iter().any(|end| name.ends_with(end)) {
-        (name.to_owned(), "gauge")
-    } else if let Some(way) = name.strip_prefix("bytes_") {
-        (format!("{way}_bytes_total"), "counter")
-    } else {
-        (format!("{name}_total"), "counter")
     }
 }
 
