@@ -114,22 +114,9 @@ fn libraries() -> Vec<(String, Vec<Source>)> {
 
 /// All sources of the workspace.
 fn everything() -> Vec<Source> {
-    sources(&[
-        "src",
-        "cli",
-        "collections",
-        "ffi",
-        "lab",
-        "metrics",
-        "network",
-        "papers",
-        "peers",
-        "preload",
-        "segments",
-        "tests",
-        "examples",
-        "benches",
-    ])
+    const FOLDERS: &str = "src cli collections ffi integrations lab metrics network papers peers \
+        preload segments tests examples benches";
+    sources(&FOLDERS.split(' ').collect::<Vec<_>>())
 }
 
 /// Fails with all violations of a rule.

@@ -1,0 +1,145 @@
+//! The contract of a storage backend: lengths, zeros, parts of pages, errors.
+
+use farheap::manager::MemoryManager;
+use farheap::pool::{BufferPool, PoolConfig};
+use farheap::store::MemStore;
+use farheap::{ByteCount, Error};
+use farheap_redb::PoolBackend;
+use redb::{BackendError, StorageBackend};
+use std::io::ErrorKind;
+use std::ops::Bound;
+use std::sync::Arc;
+
+const PAGE: u64 = 4096;
+
+fn pool(config: PoolConfig, capacity: ByteCount) -> Arc<BufferPool> {
+    let manager = MemoryManager::start(ByteCount::mib(4)).expect("a manager");
+    let store = MemStore::new(capacity).expect("memory");
+    config.create_on(Arc::new(store), &manager).expect("a pool")
+}
+
+fn whole(capacity: ByteCount) -> Arc<BufferPool> {
+    pool(PoolConfig::new().whole_pages(true), capacity)
+}
+
+fn read(backend: &PoolBackend, offset: u64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0xAA; len];
+    backend.read(offset, &mut bytes).expect("within the storage");
+    bytes
+}
+
+#[test]
+fn positions_that_were_not_written_are_zero() {
+    let backend = PoolBackend::new(&whole(ByteCount::mib(8))).expect("a backend");
+    assert_eq!(backend.len().expect("a length"), 0);
+    backend.set_len(100 * PAGE).expect("room");
+    assert_eq!(read(&backend, 0, 100 * PAGE as usize), vec![0; 100 * PAGE as usize]);
+    backend.write(50 * PAGE + 7, &[1, 2, 3]).expect("room");
+    assert_eq!(read(&backend, 50 * PAGE + 6, 5), [0, 1, 2, 3, 0]);
+    let around = read(&backend, 49 * PAGE, 3 * PAGE as usize);
+    assert_eq!(around.iter().filter(|byte| **byte != 0).count(), 3);
+}
+
+#[test]
+fn a_range_may_begin_and_end_within_pages() {
+    let pool = whole(ByteCount::mib(8));
+    let backend = PoolBackend::new(&pool).expect("a backend");
+    backend.set_len(40 * PAGE).expect("room");
+    let bytes: Vec<u8> = (0..35 * PAGE + 123).map(|at| (at % 251) as u8).collect();
+    backend.write(3 * PAGE + 77, &bytes).expect("room");
+    assert_eq!(read(&backend, 3 * PAGE + 77, bytes.len()), bytes);
+    pool.evict_all().expect("memory takes it");
+    assert_eq!(read(&backend, 3 * PAGE + 77, bytes.len()), bytes, "from the store");
+    assert_eq!(read(&backend, 9 * PAGE, 1), bytes[6 * PAGE as usize - 77..][..1]);
+}
+
+#[test]
+fn what_was_cut_off_is_zero_when_the_storage_grows_again() {
+    let pool = whole(ByteCount::mib(8));
+    let backend = PoolBackend::new(&pool).expect("a backend");
+    backend.set_len(60 * PAGE).expect("room");
+    backend.write(0, &vec![9; 60 * PAGE as usize]).expect("room");
+    backend.sync_data().expect("memory takes it");
+    backend.set_len(10 * PAGE + 5).expect("shorter");
+    let past = backend.read(10 * PAGE, &mut [0; 6]).expect_err("past the end");
+    assert_eq!(past.kind(), ErrorKind::UnexpectedEof);
+    assert!(backend.write(10 * PAGE + 5, &[1]).is_err(), "past the end");
+    backend.set_len(60 * PAGE).expect("room");
+    assert_eq!(read(&backend, 10 * PAGE, 6), [9, 9, 9, 9, 9, 0]);
+    assert!(read(&backend, 11 * PAGE, 49 * PAGE as usize).iter().all(|byte| *byte == 0));
+    // Their space is the device's again.
+    backend.set_len(10 * PAGE).expect("shorter");
+    backend.sync_data().expect("memory takes it");
+    assert_eq!(pool.pages().0, 3 + 10, "headers, the length, ten pages");
+}
+
+#[test]
+fn a_sync_keeps_length_and_content_for_the_next_backend() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("table");
+    let manager = MemoryManager::start(ByteCount::mib(4)).expect("a manager");
+    let config = || PoolConfig::new().whole_pages(true);
+    let pool = config().create(&path, ByteCount::mib(8), &manager).expect("a pool");
+    let backend = PoolBackend::new(&pool).expect("a backend");
+    backend.set_len(20 * PAGE).expect("room");
+    backend.write(5 * PAGE, &[5; 4096]).expect("room");
+    backend.sync_data().expect("a disk");
+    // Pages that are in use already: their sync writes no header.
+    backend.write(5 * PAGE + 1, &[6]).expect("room");
+    backend.sync_data().expect("a disk");
+    // A length that no page came with: redb relies on it before its header has the new one.
+    backend.set_len(30 * PAGE).expect("room");
+    backend.sync_data().expect("a disk");
+    // A pool that is dropped writes nothing.
+    drop((backend, pool));
+    let pool = config().open(&path, &manager).expect("the pool");
+    let backend = PoolBackend::new(&pool).expect("the backend");
+    assert_eq!(backend.len().expect("a length"), 30 * PAGE);
+    assert_eq!(read(&backend, 5 * PAGE - 1, 4), [0, 5, 6, 5]);
+}
+
+#[test]
+fn a_table_without_room_says_so_and_keeps_its_length() {
+    let backend = PoolBackend::new(&whole(ByteCount(13 * PAGE))).expect("a backend");
+    backend.set_len(10 * PAGE).expect("room for ten pages");
+    backend.write(0, &[1; 10 * PAGE as usize]).expect("room for ten pages");
+    let full = backend.set_len(11 * PAGE).expect_err("three pages are not the database's");
+    assert_eq!(full.kind(), ErrorKind::StorageFull, "{full}");
+    assert_eq!(backend.len().expect("a length"), 10 * PAGE);
+    assert_eq!(read(&backend, 9 * PAGE, 4096), [1; 4096]);
+}
+
+#[test]
+fn tables_of_others_are_refused() {
+    let error = PoolBackend::new(&pool(PoolConfig::new(), ByteCount::mib(1)));
+    assert!(matches!(error, Err(Error::Config { key, .. }) if key == "whole_pages"));
+    let other = whole(ByteCount::mib(1));
+    other.allocate().expect("a page").fill(7);
+    assert!(matches!(PoolBackend::new(&other), Err(Error::Device { .. })));
+    // Its first page is free, another one is not.
+    let other = whole(ByteCount::mib(1));
+    let first = other.allocate().expect("a page");
+    drop(other.allocate().expect("a page"));
+    first.free();
+    assert!(matches!(PoolBackend::new(&other), Err(Error::Device { .. })));
+}
+
+#[test]
+fn a_table_has_one_backend_at_a_time() {
+    let pool = whole(ByteCount::mib(1));
+    let first = PoolBackend::new(&pool).expect("a backend");
+    let second = PoolBackend::new(&pool);
+    assert!(matches!(second, Err(Error::Device { .. })), "{second:?}");
+    drop(first);
+    PoolBackend::new(&pool).expect("the table is free");
+}
+
+#[test]
+fn only_the_whole_storage_can_be_locked() {
+    let backend = PoolBackend::new(&whole(ByteCount::mib(1))).expect("a backend");
+    let (all, end) = (Bound::Unbounded, Bound::Unbounded);
+    assert!(backend.try_lock_range(all, end).expect("it is the pool's"));
+    backend.unlock_range(all, end).expect("the same");
+    let part = backend.try_lock_range(Bound::Included(4096), end);
+    assert!(matches!(part, Err(BackendError::Unsupported)));
+}
