@@ -160,6 +160,76 @@ fn a_database_larger_than_the_limit_answers_as_a_map_does() {
     assert!(content(&stored) == model && content(&stored).len() == kept.len());
 }
 
+#[test]
+fn another_consumer_gets_the_memory_of_a_database_and_gives_it_back() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let manager = MemoryManager::start(ByteCount::mib(12)).expect("a manager");
+    let path = directory.path().join("table");
+    let pool = config().create(&path, ByteCount::gib(1), &manager).expect("a pool");
+    let stored = database(&pool);
+    let insert = |byte: u8| {
+        let writing = stored.begin_write().expect("a transaction");
+        let mut table = writing.open_table(TABLE).expect("a table");
+        for key in 0..6_000 {
+            table.insert(key, &*vec![byte; 1500]).expect("room");
+        }
+        drop(table);
+        writing.commit().expect("a disk");
+    };
+    insert(1);
+    let resident = || pool.stats().resident_bytes;
+    let before = resident();
+    assert!(before > ByteCount::mib(8), "{before}");
+    let memory = manager.allocate_temporary(ByteCount::mib(8)).expect("memory");
+    assert!(!memory.is_spilled(), "there is no heap to spill to");
+    assert!(resident() < ByteCount::mib(5), "{}", resident());
+    insert(2); // With what is left.
+    assert!(content(&stored).values().all(|value| *value == [2; 1500]));
+    manager.free_temporary(memory);
+    assert_eq!(content(&stored).len(), 6_000);
+    assert!(resident() > ByteCount::mib(8), "{}", resident());
+}
+
+#[test]
+fn readers_see_one_commit_each_while_a_writer_goes_on() {
+    const READERS: usize = 3;
+    const READS: usize = 15;
+    const KEYS: u64 = 1_000;
+    let directory = tempfile::tempdir().expect("a directory");
+    let manager = MemoryManager::start(ByteCount::mib(3)).expect("a manager");
+    let path = directory.path().join("table");
+    let pool = config().create(&path, ByteCount::gib(1), &manager).expect("a pool");
+    let stored = database(&pool);
+    let write = |byte: u8| {
+        let mut writing = stored.begin_write().expect("a transaction");
+        // Without waiting for the disk, so that much happens at once.
+        writing.set_durability(Durability::None).expect("a new transaction");
+        let mut table = writing.open_table(TABLE).expect("a table");
+        for key in 0..KEYS {
+            table.insert(key, &*vec![byte; 2_000 + usize::from(byte)]).expect("room");
+        }
+        drop(table);
+        writing.commit().expect("memory");
+    };
+    write(0);
+    let read = || {
+        let mut last = 0;
+        for _ in 0..READS {
+            let found = content(&stored);
+            let byte = found[&0][0];
+            assert!(byte >= last, "{byte} after {last}");
+            let expected = vec![byte; 2_000 + usize::from(byte)];
+            assert!(found.len() as u64 == KEYS && found.values().all(|value| *value == expected));
+            last = byte;
+        }
+    };
+    std::thread::scope(|scope| {
+        (0..READERS).for_each(|_| drop(scope.spawn(read)));
+        (1..=20).for_each(write);
+    });
+    assert!(pool.stats().misses > 0, "the limit was at work");
+}
+
 /// A pool without a thread that writes by itself, so that the seed decides what is written.
 fn quiet(store: Arc<dyn Store>, is_new: bool) -> Result<Arc<BufferPool>> {
     let manager = MemoryManager::start(ByteCount::kib(1_280))?;
