@@ -3,7 +3,8 @@
 //! redb caches its file by itself, up to a size that is set once. With [`PoolBackend`] the pages are in a
 //! [`BufferPool`] instead, whose memory a [`MemoryManager`](farheap::manager::MemoryManager) takes back when another
 //! consumer needs it, and which grows into what the others leave. Give redb itself a small cache, such as 4 MiB: it
-//! keeps what a transaction has written, and is beside the manager's limit.
+//! keeps what a transaction has written, and is beside the manager's limit. A page that is not in it is copied from the
+//! pool: where all of a database fits, a lookup takes 1.3 us, and 0.5 in a file with a cache that holds everything.
 //!
 //! ```text
 //! table file:  page 0, 1 header of the pool | page 2: magic, length | page 3.. the database, page by page
