@@ -32,6 +32,11 @@
 //!
 //! [farheap]: https://docs.rs/farheap
 
+/// Its program is compiled as those of this page.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 pub mod names;
 
 use farheap::Heap;

@@ -60,6 +60,11 @@
 //! [farheap]: https://docs.rs/farheap
 //! [redb]: https://docs.rs/redb
 
+/// Its program is compiled as those of this page.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 mod blocks;
 mod streams;
 
