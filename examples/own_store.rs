@@ -13,7 +13,7 @@
 
 #![expect(unsafe_code, reason = "implements a store, on which memory safety rests")]
 
-use farheap::store::{BlockStore, Completion, Op, Queue, Request, Store};
+use farheap::store::{BlockStore, Op, Queue, Request, Store};
 use farheap::{ByteCount, Error, FarHeap, Heap};
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -55,10 +55,10 @@ unsafe impl<S: Store> Store for Counting<S> {
         Ok(Box::new(CountingQueue { inner, counts: Arc::clone(&self.counts) }))
     }
 
-    unsafe fn read_now(&self, offset: u64, into: *mut u8, len: usize) -> Result<(), Error> {
-        self.counts.read.fetch_add(len as u64, Relaxed);
+    unsafe fn read_now(&self, offset: u64, into: *mut [u8]) -> Result<(), Error> {
+        self.counts.read.fetch_add(into.len() as u64, Relaxed);
         // SAFETY: passed on, as the caller promises.
-        unsafe { self.inner.read_now(offset, into, len) }
+        unsafe { self.inner.read_now(offset, into) }
     }
 
     fn sync(&self) -> Result<(), Error> {
@@ -105,7 +105,11 @@ unsafe impl Queue for CountingQueue {
         self.inner.watch(fd)
     }
 
-    fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(Completion)) -> Result<bool, Error> {
+    fn wait(
+        &mut self,
+        timeout: Duration,
+        done: &mut dyn FnMut(u64, Result<(), Error>),
+    ) -> Result<bool, Error> {
         self.inner.wait(timeout, done)
     }
 

@@ -306,7 +306,6 @@ const SHARED_NAMES: &[(&str, &str)] = &[
     ("Leaf", "leaves of two maps"),
     ("Node", "nodes of four maps"),
     ("Result", "what the standard library calls so, with a crate's error"),
-    ("Segment", "public in two crates: a buffer of a request, and values that move between tiers"),
 ];
 /// Maximum number of them.
 const SHARED_NAMES_MAX: usize = 20;

@@ -6,8 +6,9 @@ use crate::report::Row;
 use crate::{Failure, Options};
 use farheap::manager::MemoryManager;
 use farheap::pool::{BufferPool, Clock, PoolConfig};
-use farheap::store::{BlockStore, MemStore, Op, Request, Segment, Store};
+use farheap::store::{BlockStore, MemStore, Op, Request, Store};
 use farheap::{ByteCount, PageId};
+use std::ptr::slice_from_raw_parts_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -159,8 +160,8 @@ fn raw_depth(options: &Options, store: &BlockStore, pages: u64, depth: usize) ->
             let mut done = 0;
             while done < depth {
                 queue
-                    .wait(Duration::from_secs(1), &mut |completion| {
-                        completion.result.expect("read");
+                    .wait(Duration::from_secs(1), &mut |_, result| {
+                        result.expect("read");
                         done += 1;
                     })
                     .expect("wait");
@@ -188,11 +189,12 @@ impl Buffer {
 
     fn read(&self, store: &BlockStore, page: u64) {
         // SAFETY: the buffer is this thread's, aligned and a page long.
-        unsafe { store.read_now(page * PAGE, self.at(0), PAGE as usize) }.expect("read");
+        unsafe { store.read_now(page * PAGE, slice_from_raw_parts_mut(self.at(0), PAGE as usize)) }
+            .expect("read");
     }
 
     fn push(&self, queue: &mut dyn farheap::store::Queue, index: usize, page: u64) {
-        let segments = [Segment { ptr: self.at(index), len: PAGE as usize }];
+        let segments = [slice_from_raw_parts_mut(self.at(index), PAGE as usize)];
         let request = Request { token: 0, op: Op::Read, offset: page * PAGE, segments: &segments };
         // SAFETY: each request has a page of its own, and the buffer outlives the queue's waits.
         assert!(unsafe { queue.push(request) });

@@ -30,9 +30,10 @@ use crate::paging::page::word::FrameId;
 use crate::paging::page::{CHUNK_PAGES, PAGE};
 use crate::paging::pager::Pager;
 use crate::paging::pager::slot_store::SlotStore;
-use crate::store::{Completion, Op, Queue, Request, SEGMENTS_MAX, Segment, queue_bytes};
+use crate::store::{Op, Queue, Request, SEGMENTS_MAX, queue_bytes};
 use crate::sys;
 use std::os::fd::RawFd;
+use std::ptr::{null_mut, slice_from_raw_parts_mut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -201,7 +202,7 @@ pub(in crate::paging) struct Transfers {
     queue: Box<dyn Queue>,
     depth: usize,
     under_way: UnderWay,
-    finished: Vec<Completion>,
+    finished: Vec<(u64, Result<()>)>,
     /// Tells how long the device has had a transfer.
     watch: Stopwatch,
     /// When deadlines were looked at last.
@@ -237,7 +238,8 @@ impl Transfers {
 
     /// Bytes of all that.
     pub(in crate::paging) fn bytes(depth: u32) -> usize {
-        let transfer = size_of::<Option<Transfer>>() + size_of::<usize>() + size_of::<Completion>();
+        let transfer =
+            size_of::<Option<Transfer>>() + size_of::<usize>() + size_of::<(u64, Result<()>)>();
         queue_bytes(depth, SEGMENTS_MAX) + depth as usize * transfer
     }
 
@@ -287,10 +289,10 @@ impl Transfers {
         let now = Instant::now();
         let mut transfer = Transfer::new(aim, slot, now, self.watch.look(now));
         frames.iter().for_each(|frame| transfer.push(*frame));
-        let mut segments = [Segment { ptr: std::ptr::null_mut(), len: 0 }; SEGMENTS_MAX];
+        let mut segments = [slice_from_raw_parts_mut(null_mut(), 0); SEGMENTS_MAX];
         for (segment, (first, len)) in segments.iter_mut().zip(transfer.segments()) {
             let len = usize::from(len) * PAGE;
-            *segment = Segment { ptr: self.pager.frames().ptr(first), len };
+            *segment = slice_from_raw_parts_mut(self.pager.frames().ptr(first), len);
         }
         let token = self.under_way.put(transfer);
         self.gauge(aim).up();
@@ -321,7 +323,7 @@ impl Transfers {
         if is_refused {
             let transfer = *transfer;
             let result = Err(self.failed(&transfer, sys::EIO));
-            self.finished.push(Completion { token: token as u64, result });
+            self.finished.push((token as u64, result));
         }
     }
 
@@ -348,7 +350,7 @@ impl Transfers {
     pub(in crate::paging) fn wait(&mut self, timeout: Duration) -> Result<bool> {
         let timeout = if self.has_finished() { Duration::ZERO } else { timeout };
         let (queue, finished) = (&mut self.queue, &mut self.finished);
-        let mut done = |completion| finished.push(completion);
+        let mut done = |token, result| finished.push((token, result));
         let waited = self.pager.guarded(|| queue.wait(timeout, &mut done));
         Ok(waited.unwrap_or(Ok(true))? || self.has_finished())
     }
@@ -360,7 +362,7 @@ impl Transfers {
 
     /// The next transfer that is finished: frames and slots are the owner's again.
     pub(in crate::paging) fn next_finished(&mut self) -> Option<(Transfer, Result<()>)> {
-        let Completion { token, result } = self.finished.pop()?;
+        let (token, result) = self.finished.pop()?;
         let transfer = self.under_way.take(token as usize);
         self.gauge(transfer.aim).down();
         Some((transfer, result))

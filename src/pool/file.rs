@@ -9,7 +9,7 @@ use crate::base::error::{Error, Result};
 use crate::base::local::keep_local;
 use crate::base::sync::{AtomicBool, AtomicU64, Ordering, Rank, Ranked};
 use crate::base::units::{ByteCount, PageId};
-use crate::store::{OnlyUser, Op, Queue, Request, Segment, queue_bytes};
+use crate::store::{OnlyUser, Op, Queue, Request, queue_bytes};
 use arrayvec::ArrayVec;
 use std::cell::Cell;
 use std::panic::AssertUnwindSafe;
@@ -138,16 +138,16 @@ impl TableFile {
         &self,
         account: &PoolAccount,
         op: Op,
-        mut next: impl FnMut() -> Option<(T, Segment, u64)>,
+        mut next: impl FnMut() -> Option<(T, *mut [u8], u64)>,
         mut done: impl FnMut(T, Result<()>),
     ) -> Result<usize> {
         let mut queue = self.take_queue(account)?;
         let mut tags: ArrayVec<T, BATCH_MAX> = ArrayVec::new();
         let done_count = Cell::new(0);
         let mut wait = |queue: &mut dyn Queue, tags: &[T]| {
-            let waited = queue.wait(WAIT, &mut |completion| {
+            let waited = queue.wait(WAIT, &mut |token, result| {
                 done_count.set(done_count.get() + 1);
-                done(tags[completion.token as usize], completion.result);
+                done(tags[token as usize], result);
             });
             // The kernel refuses to wait only when it is out of memory for it: try again.
             if waited.is_err() {
@@ -239,10 +239,11 @@ impl TableFile {
     /// # Errors
     /// [`Error::Io`], also when the store panics; [`Error::CorruptPage`].
     pub(super) fn read_now(&self, table: &TablePages, page: PageId) -> Result<()> {
-        let (ptr, len, offset) = (table.ptr(page), table.page_bytes(), table.offset(page));
+        let (len, offset) = (table.page_bytes(), table.offset(page));
+        let into = table.segment(page, len);
         // SAFETY: the caller holds the page locked, so the memory is its own, and nobody writes
         // the page's place in the file.
-        let read = survived(|| unsafe { self.store.read_now(offset, ptr, len) });
+        let read = survived(|| unsafe { self.store.read_now(offset, into) });
         let len = len as u64;
         read.unwrap_or_else(|| Err(self.failed("read", offset, len)))?;
         self.check(table, page)

@@ -15,8 +15,9 @@ use super::file::TableFile;
 use super::frames::PoolFrames;
 use crate::base::error::Result;
 use crate::base::units::PageId;
-use crate::store::{Op, Segment};
+use crate::store::Op;
 use crate::sys::vm::{Huge, Mapping};
+use std::ptr::slice_from_raw_parts_mut;
 
 /// Words before the numbers: count, next, sum.
 const HEAD_WORDS: usize = 3;
@@ -139,7 +140,7 @@ pub(super) fn transfer(
     page: PageId,
     buffer: &mut PageBuffer,
 ) -> Result<()> {
-    let segment = Segment { ptr: buffer.memory.as_ptr(), len: frames.table.page_bytes() };
+    let segment = slice_from_raw_parts_mut(buffer.memory.as_ptr(), frames.table.page_bytes());
     let mut only = Some(((), segment, frames.table.offset(page)));
     let (mut result, account) = (Ok(()), &frames.account);
     // SAFETY: the buffer is the caller's; the header and free pages are read and written by this

@@ -15,11 +15,11 @@ use crate::base::strict_assert;
 use crate::base::sync::{AtomicU64, Ordering};
 use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::meta::LazyArray;
-use crate::store::Segment;
 use crate::sys::vm::{Discarder, HUGE_PAGE, Huge, Mapping, Piece};
 use crossbeam_utils::CachePadded;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::ptr::slice_from_raw_parts_mut;
 
 /// Bytes at the end of each page that belong to the pool.
 pub(super) const TRAILER: usize = 16;
@@ -230,8 +230,8 @@ impl TablePages {
     }
 
     /// `bytes` of memory from a page on, for the device.
-    pub(super) fn segment(&self, page: PageId, bytes: usize) -> Segment {
-        Segment { ptr: self.ptr(page), len: bytes }
+    pub(super) fn segment(&self, page: PageId, bytes: usize) -> *mut [u8] {
+        slice_from_raw_parts_mut(self.ptr(page), bytes)
     }
 
     pub(super) fn mapping(&self) -> &Mapping {

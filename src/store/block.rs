@@ -17,7 +17,7 @@ use super::inline_queue::{InlineQueue, Mover};
 use super::signature::{FoundFile, Use, refused};
 use super::uring_queue::UringQueue;
 use super::vectors::Vectors;
-use super::{DEPTH_MAX, IO_ALIGN, Inherited, Op, Queue, Store, check_range};
+use super::{DEPTH_MAX, IO_ALIGN, Op, Queue, Store, check_range};
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
 use crate::sys::file::{self, Caching, Claim, Errno, FileKind, IoVec, Lock};
@@ -25,7 +25,7 @@ use crate::sys::layers;
 use crate::sys::messages;
 use crate::sys::uring::Ring;
 use crate::sys::{EMFILE, ENFILE};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -107,8 +107,7 @@ impl BlockStore {
     /// gone when the process ends, however it ends.
     ///
     /// Without `capacity` the store is as large as the space that the file system has available
-    /// now. Space is not reserved: a file system that fills up shows as `ENOSPC` on a write, unless
-    /// [`reserve_space`](BlockStore::reserve_space) is called.
+    /// now. Space is not reserved: a file system that fills up shows as `ENOSPC` on a write.
     ///
     /// # Errors
     /// [`Error::Device`] naming the directory: it cannot be written, has too little space, or the
@@ -134,20 +133,12 @@ impl BlockStore {
         BlockStore::open_for(Use::Table, path.as_ref(), capacity)
     }
 
-    /// Opens a store in the regular file or on the block device at `path` to be read only: writes fail.
-    /// Any number of stores may be opened so, by several processes; they keep out a store that is opened
-    /// otherwise, and that keeps them out.
+    /// Opens the store of a table that exists. To be read only, any number may be opened at once, by several
+    /// processes; they keep out one that is opened otherwise, and that keeps them out.
     ///
     /// # Errors
-    /// As for [`open`](BlockStore::open); what is read-only is no error.
-    pub fn open_read_only(path: impl AsRef<Path>) -> Result<BlockStore> {
-        BlockStore::open_for(Use::Reading, path.as_ref(), None)
-    }
-
-    /// Opens the store of a table that exists.
-    ///
-    /// # Errors
-    /// As for [`open`](BlockStore::open), in words for its caller, who can give no capacity.
+    /// As for [`open`](BlockStore::open), in words for its caller, who can give no capacity; what is read-only is
+    /// no error for a table to be read only.
     #[cfg(feature = "pool")]
     pub(crate) fn open_table(path: &Path, read_only: bool) -> Result<BlockStore> {
         let what = if read_only { Use::Reading } else { Use::OldTable };
@@ -290,7 +281,7 @@ impl BlockStore {
     /// # Errors
     /// [`Error::Device`] when the file system has too little space or cannot reserve any; what it
     /// has taken by then stays with the file.
-    pub fn reserve_space(&self) -> Result<()> {
+    pub(crate) fn reserve_space(&self) -> Result<()> {
         let (path, capacity) = (self.device.path(), self.device.capacity());
         if self.device.kind() != FileKind::Regular {
             return Ok(());
@@ -371,12 +362,13 @@ unsafe impl Store for BlockStore {
         }
     }
 
-    unsafe fn read_now(&self, offset: u64, into: *mut u8, len: usize) -> Result<()> {
-        check_range(offset, len as u64, self.device.capacity());
-        let mut iovecs = [IoVec::new(into, len)];
+    unsafe fn read_now(&self, offset: u64, into: *mut [u8]) -> Result<()> {
+        let len = into.len() as u64;
+        check_range(offset, len, self.device.capacity());
+        let mut iovecs = [IoVec::new(into.cast(), into.len())];
         // SAFETY: the caller vouches for the buffer.
         unsafe { self.device.transfer(Op::Read, &mut iovecs, offset) }
-            .map_err(|errno| Op::Read.failed(self.device.name(), offset, len as u64, errno))
+            .map_err(|errno| Op::Read.failed(self.device.name(), offset, len, errno))
     }
 
     fn sync(&self) -> Result<()> {
@@ -407,8 +399,8 @@ unsafe impl Store for BlockStore {
         Arc::clone(self.device.name())
     }
 
-    fn inherit(&self) -> Option<Inherited> {
-        Some(Inherited { descriptor: Some(self.device.share()) })
+    fn inherit(&self) -> Result<Option<RawFd>> {
+        Ok(Some(self.device.share()))
     }
 
     fn open_in_child(&self) -> Result<Arc<dyn Store>> {

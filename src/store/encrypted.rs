@@ -19,9 +19,7 @@
 
 use super::cipher::{Cipher, Seal};
 use super::pending::{Pending, PendingRequest};
-use super::{
-    Completion, DEPTH_MAX, IO_ALIGN, OnlyUser, Op, Queue, Request, Segment, Store, check_range,
-};
+use super::{DEPTH_MAX, IO_ALIGN, OnlyUser, Op, Queue, Request, Store, check_range};
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicU64, Ordering};
 use crate::base::units::ByteCount;
@@ -156,12 +154,12 @@ unsafe impl Store for EncryptedStore {
         }))
     }
 
-    unsafe fn read_now(&self, offset: u64, into: *mut u8, len: usize) -> Result<()> {
-        check_range(offset, len as u64, self.capacity());
+    unsafe fn read_now(&self, offset: u64, into: *mut [u8]) -> Result<()> {
+        check_range(offset, into.len() as u64, self.capacity());
         // SAFETY: the caller's promise, passed on.
-        unsafe { self.inner.read_now(offset, into, len) }?;
-        // SAFETY: the buffer is the caller's, `len` bytes that nobody else uses, just written.
-        let bytes = unsafe { std::slice::from_raw_parts_mut(into, len) };
+        unsafe { self.inner.read_now(offset, into) }?;
+        // SAFETY: the buffer is the caller's, which nobody else uses, just written.
+        let bytes = unsafe { &mut *into };
         self.vault.open(offset, bytes)
     }
 
@@ -226,7 +224,7 @@ impl EncryptedQueue {
             entry.copy_to(entry.handed, bytes);
             let offset = entry.offset + entry.handed;
             self.vault.seal(offset, bytes);
-            let segments = [Segment { ptr: bytes.as_mut_ptr(), len }];
+            let segments = [&raw mut *bytes];
             let token = TOKEN_WRITE | bounce as u64;
             let request = Request { token, op: Op::Write, offset, segments: &segments };
             // SAFETY: the bounce buffer is left alone until the completion (invariant 1); the
@@ -242,7 +240,7 @@ impl EncryptedQueue {
     /// Waits for the inner queue and books what it has finished.
     fn wait_inner(&mut self, timeout: Duration) -> Result<bool> {
         let EncryptedQueue { inner, vault, pending, owners, free_bounces, .. } = self;
-        inner.wait(timeout, &mut |Completion { token, result }| {
+        inner.wait(timeout, &mut |token, result| {
             let index = if token & TOKEN_WRITE != 0 {
                 let bounce = (token & !TOKEN_WRITE) as usize;
                 free_bounces.push(bounce);
@@ -289,7 +287,7 @@ unsafe impl Queue for EncryptedQueue {
         self.inner.watch(fd)
     }
 
-    fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(Completion)) -> Result<bool> {
+    fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(u64, Result<()>)) -> Result<bool> {
         self.hand_on();
         let waited = self.wait_inner(timeout);
         // Bounce buffers came back: what waited for them goes now, not with the next call.
@@ -313,9 +311,9 @@ fn open_all(vault: &Vault, entry: &PendingRequest) -> Result<()> {
     for segment in entry.segments() {
         // SAFETY: the caller of `push` leaves the buffers to the queue until the completion is
         // reported, and the inner queue is done with them.
-        let bytes = unsafe { std::slice::from_raw_parts_mut(segment.ptr, segment.len) };
+        let bytes = unsafe { &mut **segment };
         vault.open(offset, bytes)?;
-        offset += segment.len as u64;
+        offset += segment.len() as u64;
     }
     Ok(())
 }

@@ -11,7 +11,7 @@
 #![expect(unsafe_code, reason = "passes buffers on to the transfer")]
 
 use super::vectors::Vectors;
-use super::{Completion, DEPTH_MAX, Op, Queue, Request, WATCHES_FULL, WATCHES_MAX};
+use super::{DEPTH_MAX, Op, Queue, Request, WATCHES_FULL, WATCHES_MAX};
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
 use crate::sys::event::poll_readable;
@@ -133,7 +133,7 @@ unsafe impl<T: Mover> Queue for InlineQueue<T> {
         Ok(())
     }
 
-    fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(Completion)) -> Result<bool> {
+    fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(u64, Result<()>)) -> Result<bool> {
         self.submit()?;
         if self.reported == self.ran {
             return poll_readable(&self.watched[..self.watches], timeout)
@@ -142,9 +142,9 @@ unsafe impl<T: Mover> Queue for InlineQueue<T> {
         while self.reported < self.ran {
             let entry = self.entry(self.reported);
             let result = std::mem::replace(&mut entry.result, Ok(()));
-            let completion = Completion { token: entry.token, result };
+            let token = entry.token;
             self.reported += 1;
-            done(completion);
+            done(token, result);
         }
         Ok(true)
     }

@@ -3,11 +3,12 @@
 #![expect(unsafe_code, reason = "copies between raw buffers")]
 
 use super::inline_queue::{InlineQueue, Mover};
-use super::{IO_ALIGN, Inherited, Op, Queue, Store, check_range};
+use super::{IO_ALIGN, Op, Queue, Store, check_range};
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
 use crate::sys::file::{Errno, IoVec};
 use crate::sys::vm::{Huge, Mapping};
+use std::os::fd::RawFd;
 use std::sync::Arc;
 
 /// A store in anonymous memory of the process, which counts towards its resident size. Like all
@@ -59,12 +60,13 @@ unsafe impl Store for MemStore {
         Ok(Box::new(InlineQueue::new(Arc::clone(&self.memory), depth)?))
     }
 
-    unsafe fn read_now(&self, offset: u64, into: *mut u8, len: usize) -> Result<()> {
-        check_range(offset, len as u64, self.capacity());
-        let mut iovecs = [IoVec::new(into, len)];
+    unsafe fn read_now(&self, offset: u64, into: *mut [u8]) -> Result<()> {
+        let len = into.len() as u64;
+        check_range(offset, len, self.capacity());
+        let mut iovecs = [IoVec::new(into.cast(), into.len())];
         // SAFETY: the caller vouches for the buffer and for the store's range.
         unsafe { self.memory.transfer(Op::Read, &mut iovecs, offset) }
-            .map_err(|errno| Op::Read.failed(&self.memory.name, offset, len as u64, errno))
+            .map_err(|errno| Op::Read.failed(&self.memory.name, offset, len, errno))
     }
 
     fn sync(&self) -> Result<()> {
@@ -86,8 +88,8 @@ unsafe impl Store for MemStore {
         Arc::clone(&self.memory.name)
     }
 
-    fn inherit(&self) -> Option<Inherited> {
-        self.memory.mapping.set_inherited(true).ok().map(|()| Inherited { descriptor: None })
+    fn inherit(&self) -> Result<Option<RawFd>> {
+        self.memory.mapping.set_inherited(true).map(|()| None)
     }
 
     fn open_in_child(&self) -> Result<Arc<dyn Store>> {

@@ -55,6 +55,7 @@ use crate::sys::file::{Errno, IoDirection};
 use crate::sys::vm::{Huge, Mapping};
 use std::fmt::Debug;
 use std::os::fd::RawFd;
+use std::ptr::slice_from_raw_parts_mut;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -110,33 +111,24 @@ impl Op {
     }
 }
 
-/// One buffer of a request.
-#[derive(Clone, Copy, Debug)]
-pub struct Segment {
-    /// Start of the buffer; a multiple of 4,096.
-    pub ptr: *mut u8,
-    /// Bytes; a multiple of 4,096.
-    pub len: usize,
-}
-
 /// A read or write of consecutive bytes of the store into or from a few buffers.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
-    /// Names the request in its [`Completion`].
+    /// Names the request when it is [reported](Queue::wait).
     pub token: u64,
     /// Read or write.
     pub op: Op,
     /// First byte on the store.
     pub offset: u64,
-    /// The buffers, in store order; 1 to 64 of them.
-    pub segments: &'a [Segment],
+    /// The buffers, in store order; 1 to 64 of them. Addresses and lengths are multiples of 4,096.
+    pub segments: &'a [*mut [u8]],
 }
 
 impl Request<'_> {
     /// Bytes that the request moves.
     #[must_use]
     pub fn len(&self) -> u64 {
-        self.segments.iter().map(|segment| segment.len as u64).sum()
+        self.segments.iter().map(|segment| segment.len() as u64).sum()
     }
 
     /// True if the request moves nothing, which no queue takes.
@@ -150,8 +142,8 @@ impl Request<'_> {
         let count = self.segments.len();
         assert!((1..=SEGMENTS_MAX).contains(&count), "a request of {count} segments");
         for segment in self.segments {
-            let aligned = segment.ptr.addr() | segment.len;
-            assert!(aligned.is_multiple_of(IO_ALIGN) && segment.len > 0, "bad {segment:?}");
+            let aligned = segment.addr() | segment.len();
+            assert!(aligned.is_multiple_of(IO_ALIGN) && segment.len() > 0, "bad {segment:?}");
         }
         let len = self.len();
         check_range(self.offset, len, capacity);
@@ -168,15 +160,6 @@ fn check_range(offset: u64, len: u64, capacity: ByteCount) {
 
 /// The error of a queue that is asked to watch too much.
 const WATCHES_FULL: Error = Error::Os { call: "watch", errno: libc::EMFILE };
-
-/// A finished request.
-#[derive(Clone, Debug)]
-pub struct Completion {
-    /// The request's token.
-    pub token: u64,
-    /// `Ok` if all bytes were moved.
-    pub result: Result<()>,
-}
 
 /// A place that keeps bytes for pages that are not resident.
 ///
@@ -216,16 +199,16 @@ pub unsafe trait Store: Send + Sync + Debug {
     /// When the kernel refuses the resources.
     fn open_queue(&self, depth: u32) -> Result<Box<dyn Queue>>;
 
-    /// Reads `len` bytes at `offset` now. Takes no lock and allocates nothing, so that it can be
+    /// Fills `into` from `offset` now. Takes no lock and allocates nothing, so that it can be
     /// called from a signal handler.
     ///
     /// # Errors
     /// [`Error::Io`]; a short read is `EIO`.
     ///
     /// # Safety
-    /// `into` is valid for writes of `len` bytes and nobody else uses them during the call. Nobody
-    /// writes the store's range during the call.
-    unsafe fn read_now(&self, offset: u64, into: *mut u8, len: usize) -> Result<()>;
+    /// `into` is valid for writes and nobody else uses it during the call. Nobody writes the store's
+    /// range during the call.
+    unsafe fn read_now(&self, offset: u64, into: *mut [u8]) -> Result<()>;
 
     /// Makes durable what was written so far: after a power cut it is still there. Waits until the
     /// device says so. What it covers are the writes whose completion was reported before the call.
@@ -279,10 +262,13 @@ pub unsafe trait Store: Send + Sync + Debug {
     }
 
     /// Makes [`read_now`](Store::read_now) work in children of `fork(2)` from now on, for as long as they
-    /// live, whatever becomes of this process; says what that takes. `None`, the default: it does not
-    /// work there, so that children have no far memory. Asked once, when a region begins to use the store.
-    fn inherit(&self) -> Option<Inherited> {
-        None
+    /// live, whatever becomes of this process. Returns the descriptor that it reads by, if any: a child may
+    /// close all others. Asked once, when a region begins to use the store.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`], the default: it does not work there, so that children have no far memory.
+    fn inherit(&self) -> Result<Option<RawFd>> {
+        Err(NOT_FOR_CHILDREN)
     }
 
     /// Opens a store for what a forked child takes out of its memory; called in the child.
@@ -290,19 +276,13 @@ pub unsafe trait Store: Send + Sync + Debug {
     /// # Errors
     /// [`Error::Unsupported`], the default: what the child writes stays in its memory, limit or not.
     fn open_in_child(&self) -> Result<Arc<dyn Store>> {
-        Err(Error::Unsupported {
-            feature: "a store for forked children",
-            why: "this store has none",
-        })
+        Err(NOT_FOR_CHILDREN)
     }
 }
 
-/// Part of a store that a forked child needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Inherited {
-    /// The descriptor that the child reads by, if any; it may close all others.
-    pub descriptor: Option<RawFd>,
-}
+/// The error of a store that a forked child cannot use.
+const NOT_FOR_CHILDREN: Error =
+    Error::Unsupported { feature: "a store for forked children", why: "this store has none" };
 
 /// Bytes of one write of zeros.
 const ZEROS_LEN: u64 = 1 << 20;
@@ -322,7 +302,7 @@ fn overwrite<S: Store + ?Sized>(store: &S, offset: u64, len: u64) -> Result<()> 
     let mut outcome = Ok(());
     while at < end && outcome.is_ok() {
         let piece = ZEROS_LEN.min(end - at);
-        let segments = [Segment { ptr: zeros.as_ptr(), len: piece as usize }];
+        let segments = [slice_from_raw_parts_mut(zeros.as_ptr(), piece as usize)];
         let request = Request { token: at, op: Op::Write, offset: at, segments: &segments };
         // SAFETY: nobody ever writes the mapping, which lives longer than the queue; the pieces
         // do not overlap, and the caller uses the range for nothing else.
@@ -339,8 +319,8 @@ fn overwrite<S: Store + ?Sized>(store: &S, offset: u64, len: u64) -> Result<()> 
 }
 
 fn collect_writes(queue: &mut dyn Queue, outcome: &mut Result<()>) -> Result<()> {
-    let mut note = |completion: Completion| {
-        if let (Ok(()), Err(error)) = (&*outcome, completion.result) {
+    let mut note = |_, result: Result<()>| {
+        if let (Ok(()), Err(error)) = (&*outcome, result) {
             *outcome = Err(error);
         }
     };
@@ -392,14 +372,15 @@ pub unsafe trait Queue: Send {
     /// When there are too many.
     fn watch(&mut self, fd: RawFd) -> Result<()>;
 
-    /// Reports finished requests. When none is finished yet, waits until one is, a watched
+    /// Reports finished requests: calls `done` with the token of each, and `Ok` if all bytes were moved. When
+    /// none is finished yet, waits until one is, a watched
     /// descriptor is readable, or `timeout` has passed; a zero timeout only looks, which is best done without a
     /// system call: a handler looks again and again before it sleeps. Also submits. Returns whether a request was
     /// reported or a watched descriptor is readable.
     ///
     /// # Errors
     /// When the kernel refuses to wait. `EINTR` is a normal early return, not an error.
-    fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(Completion)) -> Result<bool>;
+    fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(u64, Result<()>)) -> Result<bool>;
 
     /// Requests accepted and not yet reported.
     fn in_flight(&self) -> u32;

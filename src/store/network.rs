@@ -9,7 +9,7 @@
 
 use super::block::{CAPACITY_MIN, check_capacity};
 use super::signature::{pages_within, refused};
-use super::{Completion, DEPTH_MAX, LATE, Op, Queue, Request, Store, WATCHES_FULL, check_range};
+use super::{DEPTH_MAX, LATE, Op, Queue, Request, Store, WATCHES_FULL, check_range};
 use crate::base::error::{Error, Result};
 use crate::base::local::keep_local;
 use crate::base::units::ByteCount;
@@ -196,10 +196,11 @@ unsafe impl Store for NetworkStore {
         }))
     }
 
-    unsafe fn read_now(&self, offset: u64, into: *mut u8, len: usize) -> Result<()> {
+    unsafe fn read_now(&self, offset: u64, into: *mut [u8]) -> Result<()> {
+        let len = into.len();
         check_range(offset, len as u64, self.capacity());
         // SAFETY: the caller vouches for the buffer.
-        unsafe { self.client.read_now(self.pages.start + offset, into, len) }
+        unsafe { self.client.read_now(self.pages.start + offset, into.cast(), len) }
             .map_err(|errno| self.failed(Op::Read.name(), offset, len as u64, errno))
     }
 
@@ -241,7 +242,7 @@ unsafe impl Queue for NetworkQueue {
     unsafe fn push(&mut self, request: Request<'_>) -> bool {
         request.check(ByteCount(self.pages.end - self.pages.start));
         let buffers = request.segments.iter();
-        let buffers = buffers.map(|segment| NbdBuffer { ptr: segment.ptr, len: segment.len });
+        let buffers = buffers.map(|segment| NbdBuffer { ptr: segment.cast(), len: segment.len() });
         let offset = self.pages.start + request.offset;
         // SAFETY: the caller's promise, passed on.
         unsafe { self.queue.push(request.token, request.op == Op::Read, offset, buffers) }
@@ -256,7 +257,7 @@ unsafe impl Queue for NetworkQueue {
         self.queue.watch(fd).then_some(()).ok_or(WATCHES_FULL)
     }
 
-    fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(Completion)) -> Result<bool> {
+    fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(u64, Result<()>)) -> Result<bool> {
         let (name, start) = (&self.name, self.pages.start);
         let mut report = |end: NbdEnd| {
             let errno = match end.ending {
@@ -266,7 +267,7 @@ unsafe impl Queue for NetworkQueue {
             };
             let op = if end.is_read { Op::Read } else { Op::Write };
             let failed = |errno| Err(op.failed(name, end.offset - start, end.len.into(), errno));
-            done(Completion { token: end.token, result: errno.map_or(Ok(()), failed) });
+            done(end.token, errno.map_or(Ok(()), failed));
         };
         self.queue.wait(timeout, &mut report).map_err(sys::failed("ppoll"))
     }

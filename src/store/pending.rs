@@ -9,10 +9,11 @@
 
 #![expect(unsafe_code, reason = "copies from the buffers of requests")]
 
-use super::{Completion, Op, Request, SEGMENTS_MAX, Segment};
+use super::{Op, Request, SEGMENTS_MAX};
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
 use std::collections::VecDeque;
+use std::ptr::{null_mut, slice_from_raw_parts_mut};
 
 /// An accepted request.
 #[derive(Clone, Debug)]
@@ -21,7 +22,7 @@ pub(super) struct PendingRequest {
     pub(super) op: Op,
     pub(super) offset: u64,
     pub(super) len: u64,
-    segments: [Segment; SEGMENTS_MAX],
+    segments: [*mut [u8]; SEGMENTS_MAX],
     count: usize,
     /// Bytes that are dealt with, or handed to the inner queue.
     pub(super) handed: u64,
@@ -36,7 +37,7 @@ impl PendingRequest {
         op: Op::Read,
         offset: 0,
         len: 0,
-        segments: [Segment { ptr: std::ptr::null_mut(), len: 0 }; SEGMENTS_MAX],
+        segments: [slice_from_raw_parts_mut(null_mut(), 0); SEGMENTS_MAX],
         count: 0,
         handed: 0,
         pieces: 0,
@@ -44,7 +45,7 @@ impl PendingRequest {
     };
 
     /// The caller's buffers.
-    pub(super) fn segments(&self) -> &[Segment] {
+    pub(super) fn segments(&self) -> &[*mut [u8]] {
         &self.segments[..self.count]
     }
 
@@ -52,16 +53,16 @@ impl PendingRequest {
     pub(super) fn copy_to(&self, at: u64, mut into: &mut [u8]) {
         let mut at = at as usize;
         for segment in self.segments() {
-            let here = into.len().min(segment.len.saturating_sub(at));
+            let here = into.len().min(segment.len().saturating_sub(at));
             let (part, rest) = into.split_at_mut(here);
             if here > 0 {
                 // SAFETY: within the segment.
-                let from = unsafe { segment.ptr.add(at) };
+                let from = unsafe { segment.cast::<u8>().add(at) };
                 // SAFETY: the caller of `push` keeps its buffers unchanged until the request is reported
                 // (invariant 2); `part` is the queue's own.
                 unsafe { part.as_mut_ptr().copy_from_nonoverlapping(from, here) };
             }
-            (into, at) = (rest, at.saturating_sub(segment.len));
+            (into, at) = (rest, at.saturating_sub(segment.len()));
         }
     }
 
@@ -162,12 +163,12 @@ impl Pending {
     }
 
     /// Reports what is done.
-    pub(super) fn report(&mut self, done: &mut dyn FnMut(Completion)) {
+    pub(super) fn report(&mut self, done: &mut dyn FnMut(u64, Result<()>)) {
         while let Some(index) = self.finished.pop_front() {
             self.free.push(index);
             let entry = &mut self.entries[index];
             let result = entry.failure.take().map_or(Ok(()), Err);
-            done(Completion { token: entry.token, result });
+            done(entry.token, result);
         }
     }
 }

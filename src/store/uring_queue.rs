@@ -14,7 +14,7 @@
 use super::device::Device;
 use super::inline_queue::ENTRY_BYTES;
 use super::vectors::Vectors;
-use super::{Completion, Op, Queue, Request, WATCHES_FULL, WATCHES_MAX};
+use super::{Op, Queue, Request, WATCHES_FULL, WATCHES_MAX};
 use crate::base::deadline::{Deadline, look_every};
 use crate::base::error::{Error, Result};
 use crate::sys::file::{Errno, IoVec};
@@ -151,7 +151,7 @@ impl UringQueue {
     }
 
     /// Takes all outcomes that are there.
-    fn reap(&mut self, done: &mut dyn FnMut(Completion)) -> Reaped {
+    fn reap(&mut self, done: &mut dyn FnMut(u64, Result<()>)) -> Reaped {
         let mut reaped = Reaped::default();
         while let Some(RingOutcome { tag, result }) = self.ring.take() {
             if tag >= TAG_CANCEL {
@@ -170,7 +170,7 @@ impl UringQueue {
                 self.free[self.free_len] = index;
                 self.free_len += 1;
                 reaped.has_reported = true;
-                done(Completion { token, result });
+                done(token, result);
             }
         }
         reaped
@@ -222,7 +222,7 @@ impl UringQueue {
         let mut deadline = Deadline::new(limit);
         let slice = look_every(limit);
         loop {
-            self.reap(&mut |_| ());
+            self.reap(&mut |_, _| ());
             let armed = self.watches.iter().flatten().any(|watch| watch.armed);
             let busy = armed || self.in_flight() > 0;
             if !busy || deadline.is_over() || self.ring.submit_and_wait(slice).is_err() {
@@ -308,7 +308,7 @@ unsafe impl Queue for UringQueue {
         Ok(())
     }
 
-    fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(Completion)) -> Result<bool> {
+    fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(u64, Result<()>)) -> Result<bool> {
         let deadline = Instant::now() + timeout.min(WAIT_MAX);
         let mut reaped = self.reap(done);
         // A poll that ended before now told of what the caller has probably read since, unless it has done nothing

@@ -40,7 +40,7 @@ impl Vectors {
     pub(super) fn set(&mut self, index: usize, request: &Request<'_>) -> usize {
         let count = request.segments.len();
         for (iovec, segment) in self.get(index, count).iter_mut().zip(request.segments) {
-            *iovec = IoVec::new(segment.ptr, segment.len);
+            *iovec = IoVec::new(segment.cast(), segment.len());
         }
         count
     }

@@ -7,9 +7,10 @@
 #![allow(dead_code, reason = "each test binary uses a part")]
 #![expect(unsafe_code, reason = "passes buffers on and flips bits in them")]
 
-use farheap::store::{Completion, Inherited, Op, Queue, Request, Segment, Store};
+use farheap::store::{Op, Queue, Request, Store};
 use farheap::{ByteCount, Error};
 use std::os::fd::RawFd;
+use std::ptr::slice_from_raw_parts_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -276,11 +277,11 @@ impl Plan {
 
     /// # Safety
     /// `segment` is valid for reads and writes, and nobody else uses it during the call.
-    unsafe fn flip_bit(&self, segment: Segment) {
+    unsafe fn flip_bit(&self, segment: *mut [u8]) {
         let random = self.next_random();
-        let offset = (random >> 3) as usize % segment.len;
+        let offset = (random >> 3) as usize % segment.len();
         // SAFETY: within the buffer.
-        let byte = unsafe { segment.ptr.add(offset) };
+        let byte = unsafe { segment.cast::<u8>().add(offset) };
         // SAFETY: valid by the caller's word.
         let old = unsafe { byte.read() };
         // SAFETY: as above.
@@ -333,7 +334,7 @@ unsafe impl Store for FaultyStore {
         }))
     }
 
-    unsafe fn read_now(&self, offset: u64, into: *mut u8, len: usize) -> Result<()> {
+    unsafe fn read_now(&self, offset: u64, into: *mut [u8]) -> Result<()> {
         let delay = self.plan.delay();
         if !delay.is_zero() {
             std::thread::sleep(delay);
@@ -341,17 +342,17 @@ unsafe impl Store for FaultyStore {
         while self.plan.is_paused() {
             std::thread::sleep(HELD_POLL);
         }
-        let fail = |errno| Err(failed(&self.plan.name, Op::Read, offset, len as u64, errno));
+        let fail = |errno| Err(failed(&self.plan.name, Op::Read, offset, into.len() as u64, errno));
         match self.plan.verdict(Op::Read) {
             Verdict::Fail(errno) => fail(errno),
             Verdict::Short => fail(libc::EIO),
             // SAFETY: the caller vouches for the buffer.
-            Verdict::Pass => unsafe { self.inner.read_now(offset, into, len) },
+            Verdict::Pass => unsafe { self.inner.read_now(offset, into) },
             Verdict::Corrupt => {
                 // SAFETY: the caller vouches for the buffer.
-                unsafe { self.inner.read_now(offset, into, len) }?;
+                unsafe { self.inner.read_now(offset, into) }?;
                 // SAFETY: as above.
-                unsafe { self.plan.flip_bit(Segment { ptr: into, len }) };
+                unsafe { self.plan.flip_bit(into) };
                 Ok(())
             }
         }
@@ -388,7 +389,7 @@ unsafe impl Store for FaultyStore {
         format!("faulty {}", self.inner.describe())
     }
 
-    fn inherit(&self) -> Option<Inherited> {
+    fn inherit(&self) -> Result<Option<RawFd>> {
         self.inner.inherit()
     }
 
@@ -407,7 +408,7 @@ struct Entry {
     op: Op,
     offset: u64,
     len: u64,
-    first: Segment,
+    first: *mut [u8],
     verdict: Verdict,
     due: Instant,
     /// `None` while the inner queue has the request.
@@ -452,9 +453,9 @@ impl FaultyQueue {
     fn collect(&mut self, timeout: Duration) -> Result<u64> {
         let mut finished = 0;
         let (entries, plan) = (&mut self.entries, &self.plan);
-        let waited = self.inner.wait(timeout, &mut |completion| {
-            let entry = entries[completion.token as usize].as_mut();
-            entry.expect("the request is in flight").settle(plan, completion.result);
+        let waited = self.inner.wait(timeout, &mut |token, result| {
+            let entry = entries[token as usize].as_mut();
+            entry.expect("the request is in flight").settle(plan, result);
             finished += 1;
         });
         self.hold(finished);
@@ -466,7 +467,7 @@ impl FaultyQueue {
         self.plan.held.fetch_add(count, Ordering::Relaxed);
     }
 
-    fn report(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
+    fn report(&mut self, done: &mut dyn FnMut(u64, Result<()>)) -> usize {
         if self.held == 0 || self.plan.is_paused() {
             return 0;
         }
@@ -485,7 +486,7 @@ impl FaultyQueue {
                 None => result,
             };
             reported += 1;
-            done(Completion { token: entry.token, result });
+            done(entry.token, result);
         }
         self.release(reported as u64);
         reported
@@ -521,11 +522,12 @@ unsafe impl Queue for FaultyQueue {
             due: Instant::now() + self.plan.delay(),
             result: None,
         };
-        let half = Segment { len: entry.first.len / 2 / IO_ALIGN * IO_ALIGN, ..entry.first };
+        let half = entry.first.len() / 2 / IO_ALIGN * IO_ALIGN;
+        let half = slice_from_raw_parts_mut(entry.first.cast::<u8>(), half);
         let halves = [half];
-        let segments: &[Segment] = match verdict {
+        let segments: &[*mut [u8]] = match verdict {
             Verdict::Fail(_) => &[],
-            Verdict::Short if half.len == 0 => &[],
+            Verdict::Short if half.is_empty() => &[],
             Verdict::Short => &halves,
             Verdict::Pass | Verdict::Corrupt => request.segments,
         };
@@ -550,7 +552,7 @@ unsafe impl Queue for FaultyQueue {
         self.inner.watch(fd)
     }
 
-    fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(Completion)) -> Result<bool> {
+    fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(u64, Result<()>)) -> Result<bool> {
         let deadline = Instant::now() + timeout.min(WAIT_MAX);
         self.inner.submit()?;
         loop {

@@ -1,7 +1,7 @@
 //! A store that calls the test before every transfer, which may wait there, or panic.
 #![expect(unsafe_code, reason = "passes buffers on")]
 
-use farheap::store::{Completion, MemStore, Op, Queue, Request, Store};
+use farheap::store::{MemStore, Op, Queue, Request, Store};
 use farheap::{ByteCount, Result};
 use std::fmt;
 use std::os::fd::RawFd;
@@ -47,10 +47,10 @@ unsafe impl Store for Hooked {
         Ok(Box::new(HookedQueue { inner, hook: Arc::clone(&self.hook) }))
     }
 
-    unsafe fn read_now(&self, offset: u64, into: *mut u8, len: usize) -> Result<()> {
+    unsafe fn read_now(&self, offset: u64, into: *mut [u8]) -> Result<()> {
         (self.hook)(Op::Read, offset);
         // SAFETY: the caller's promise, passed on.
-        unsafe { self.inner.read_now(offset, into, len) }
+        unsafe { self.inner.read_now(offset, into) }
     }
 
     fn sync(&self) -> Result<()> {
@@ -88,7 +88,7 @@ unsafe impl Queue for HookedQueue {
         self.inner.watch(fd)
     }
 
-    fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(Completion)) -> Result<bool> {
+    fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(u64, Result<()>)) -> Result<bool> {
         self.inner.wait(timeout, done)
     }
 

@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "copies between buffers of requests and the device")]
 
 use super::Dice;
-use farheap::store::{Completion, Op, Queue, Request, Store};
+use farheap::store::{Op, Queue, Request, Store};
 use farheap::{ByteCount, Error, Result};
 use std::fmt;
 use std::os::fd::RawFd;
@@ -214,14 +214,14 @@ unsafe impl Store for PowerStore {
         Ok(Box::new(PowerQueue { store: self.clone(), done: Vec::new() }))
     }
 
-    unsafe fn read_now(&self, offset: u64, into: *mut u8, len: usize) -> Result<()> {
+    unsafe fn read_now(&self, offset: u64, into: *mut [u8]) -> Result<()> {
         let mut disk = self.disk();
         if disk.fails() {
-            return Err(failed(Op::Read, offset, len as u64));
+            return Err(failed(Op::Read, offset, into.len() as u64));
         }
-        let from = &disk.bytes[offset as usize..offset as usize + len];
+        let from = &disk.bytes[offset as usize..offset as usize + into.len()];
         // SAFETY: the caller's buffer is as long; it is none of the device's bytes.
-        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), into, len) };
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), into.cast(), into.len()) };
         Ok(())
     }
 
@@ -248,7 +248,7 @@ unsafe impl Store for PowerStore {
 
 struct PowerQueue {
     store: PowerStore,
-    done: Vec<Completion>,
+    done: Vec<(u64, Result<()>)>,
 }
 
 // SAFETY: a request is done by the time that `push` returns, and reported once.
@@ -261,24 +261,24 @@ unsafe impl Queue for PowerQueue {
                 Op::Read if fails => {}
                 Op::Read => {
                     let disk = self.store.disk();
-                    let from = &disk.bytes[at as usize..at as usize + segment.len];
+                    let from = &disk.bytes[at as usize..at as usize + segment.len()];
                     // SAFETY: the caller's buffer is as long; it is none of the device's bytes.
                     unsafe {
-                        std::ptr::copy_nonoverlapping(from.as_ptr(), segment.ptr, segment.len)
+                        std::ptr::copy_nonoverlapping(from.as_ptr(), segment.cast(), segment.len())
                     };
                 }
                 Op::Write => {
-                    let len = if fails { segment.len / 2 } else { segment.len };
+                    let len = if fails { segment.len() / 2 } else { segment.len() };
                     // SAFETY: the caller's buffer, which nobody changes before it is reported.
-                    let bytes = unsafe { std::slice::from_raw_parts(segment.ptr, len) };
+                    let bytes = unsafe { std::slice::from_raw_parts(segment.cast::<u8>(), len) };
                     self.store.disk().write(at as usize, bytes);
                 }
             }
-            at += segment.len as u64;
+            at += segment.len() as u64;
         }
         let (op, len) = (request.op, request.len());
         let result = if fails { Err(failed(op, request.offset, len)) } else { Ok(()) };
-        self.done.push(Completion { token: request.token, result });
+        self.done.push((request.token, result));
         true
     }
 
@@ -290,9 +290,9 @@ unsafe impl Queue for PowerQueue {
         Ok(())
     }
 
-    fn wait(&mut self, _: Duration, done: &mut dyn FnMut(Completion)) -> Result<bool> {
+    fn wait(&mut self, _: Duration, done: &mut dyn FnMut(u64, Result<()>)) -> Result<bool> {
         let is_news = !self.done.is_empty();
-        self.done.drain(..).for_each(done);
+        self.done.drain(..).for_each(|(token, result)| done(token, result));
         Ok(is_news)
     }
 

@@ -5,9 +5,8 @@
 use crate::allocations_of_this_thread;
 use crate::common::faulty::FaultyStore;
 use farheap::ByteCount;
-use farheap::store::{
-    BlockStore, EncryptedStore, IoEngine, MemStore, Op, Queue, Request, Segment, Store,
-};
+use farheap::store::{BlockStore, EncryptedStore, IoEngine, MemStore, Op, Queue, Request, Store};
+use std::ptr::slice_from_raw_parts_mut;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,20 +19,20 @@ fn allocations_of_transfers(store: &dyn Store, queue: &mut dyn Queue, page: &mut
     let mut reported = 0;
     for round in 0..64 {
         let op = if round % 2 == 0 { Op::Write } else { Op::Read };
-        let segments = [Segment { ptr: page.0.as_mut_ptr(), len: 4096 }];
+        let segments = [slice_from_raw_parts_mut(page.0.as_mut_ptr(), 4096)];
         let request = Request { token: round, op, offset: round * 4096, segments: &segments };
         // SAFETY: the page is not touched before the completion, awaited below.
         assert!(unsafe { queue.push(request) });
         while queue.in_flight() > 0 {
-            let mut done = |completion: farheap::store::Completion| {
-                reported += u64::from(completion.token == round);
+            let mut done = |token, _| {
+                reported += u64::from(token == round);
             };
             queue.wait(Duration::from_secs(60), &mut done).expect("wait");
         }
-        queue.wait(Duration::ZERO, &mut |_| reported += 1).expect("wait");
+        queue.wait(Duration::ZERO, &mut |_, _| reported += 1).expect("wait");
     }
     // SAFETY: nothing is in flight; the page is ours.
-    let _ = unsafe { store.read_now(0, page.0.as_mut_ptr(), 4096) };
+    let _ = unsafe { store.read_now(0, slice_from_raw_parts_mut(page.0.as_mut_ptr(), 4096)) };
     // SAFETY: nobody else uses the store.
     unsafe { store.discard(0, 4096) }.expect("discard");
     assert_eq!(reported, 64);

@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "passes buffers on")]
 
 use crate::common::inject_panic;
-use farheap::store::{Completion, Inherited, Op, Queue, Request, Store};
+use farheap::store::{Op, Queue, Request, Store};
 use farheap::{ByteCount, Error, Result};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -155,9 +155,9 @@ unsafe impl Store for Injector {
         Ok(Box::new(BadQueue { inner, plan, whose, is_helpers, failing, held: None }))
     }
 
-    unsafe fn read_now(&self, offset: u64, into: *mut u8, len: usize) -> Result<()> {
+    unsafe fn read_now(&self, offset: u64, into: *mut [u8]) -> Result<()> {
         // SAFETY: the caller's promise, passed on.
-        unsafe { self.inner.read_now(offset, into, len) }
+        unsafe { self.inner.read_now(offset, into) }
     }
 
     fn sync(&self) -> Result<()> {
@@ -174,7 +174,7 @@ unsafe impl Store for Injector {
         format!("spoilt {}", self.inner.describe())
     }
 
-    fn inherit(&self) -> Option<Inherited> {
+    fn inherit(&self) -> Result<Option<RawFd>> {
         self.inner.inherit()
     }
 
@@ -232,7 +232,7 @@ unsafe impl Queue for BadQueue {
         self.inner.watch(fd)
     }
 
-    fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(Completion)) -> Result<bool> {
+    fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(u64, Result<()>)) -> Result<bool> {
         let mine = self.plan.wait_panics_of.load(Ordering::Relaxed) == self.whose as u64;
         if mine {
             panic_if(&self.plan.wait_panics);
@@ -245,19 +245,19 @@ unsafe impl Queue for BadQueue {
             let at = failing.iter().position(|entry| entry.0 == token).expect("noted when held");
             let (_, offset, len) = failing.swap_remove(at);
             let error = failed(offset, len);
-            done(Completion { token, result: Err(error) });
+            done(token, Err(error));
             return Ok(true);
         }
-        self.inner.wait(timeout, &mut |mut completion| {
-            if *held == Some((completion.token, false)) {
-                *held = Some((completion.token, true));
+        self.inner.wait(timeout, &mut |token, mut result| {
+            if *held == Some((token, false)) {
+                *held = Some((token, true));
                 return;
             }
-            if let Some(at) = failing.iter().position(|entry| entry.0 == completion.token) {
+            if let Some(at) = failing.iter().position(|entry| entry.0 == token) {
                 let (_, offset, len) = failing.swap_remove(at);
-                completion.result = Err(failed(offset, len));
+                result = Err(failed(offset, len));
             }
-            done(completion);
+            done(token, result);
         })
     }
 
@@ -272,15 +272,15 @@ impl BadQueue {
         let stamp = self.plan.bad_stamp.load(Ordering::Relaxed);
         let mut offset = request.offset;
         for segment in request.segments {
-            for at in (0..segment.len).step_by(4096) {
-                let unit = segment.ptr.wrapping_add(at).cast::<u64>();
+            for at in (0..segment.len()).step_by(4096) {
+                let unit = segment.cast::<u8>().wrapping_add(at).cast::<u64>();
                 // SAFETY: the buffer of a write is readable until its completion.
                 if unsafe { unit.read_volatile() } == stamp {
                     self.plan.bad_offset.store(offset + at as u64, Ordering::Relaxed);
                     return;
                 }
             }
-            offset += segment.len as u64;
+            offset += segment.len() as u64;
         }
     }
 }

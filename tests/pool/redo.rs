@@ -7,8 +7,9 @@
 use crate::common::PATIENCE;
 use farheap::manager::MemoryManager;
 use farheap::pool::{BufferPool, PoolConfig};
-use farheap::store::{MemStore, Queue, Request, Segment, Store};
+use farheap::store::{MemStore, Queue, Request, Store};
 use farheap::{ByteCount, Error, PageId};
+use std::ptr::slice_from_raw_parts_mut;
 use std::sync::Arc;
 
 const PAGE: u64 = 4096;
@@ -67,13 +68,13 @@ fn damage(store: &MemStore, page: u64) {
     struct Aligned([u8; PAGE as usize]);
     let mut bytes = Box::new(Aligned([0x55; PAGE as usize]));
     let mut queue: Box<dyn Queue> = store.open_queue(1).expect("queue");
-    let segments = [Segment { ptr: bytes.0.as_mut_ptr(), len: PAGE as usize }];
+    let segments = [slice_from_raw_parts_mut(bytes.0.as_mut_ptr(), PAGE as usize)];
     let op = farheap::store::Op::Write;
     let request = Request { token: 0, op, offset: page * PAGE, segments: &segments };
     // SAFETY: the buffer outlives the wait below; the pool has the page neither in memory nor in flight.
     assert!(unsafe { queue.push(request) });
     let mut done = None;
-    queue.wait(PATIENCE, &mut |completion| done = Some(completion.result)).expect("waits");
+    queue.wait(PATIENCE, &mut |_, result| done = Some(result)).expect("waits");
     assert_eq!(done, Some(Ok(())));
 }
 

@@ -8,10 +8,9 @@ use crate::common::child::{case, run};
 use crate::common::faulty::FaultyStore;
 use crate::common::{bytes, mem_store, region, watchdog};
 use farheap::region::{Advice, Install, Region, RegionConfig};
-use farheap::store::{
-    BlockStore, Completion, EncryptedStore, MemStore, Op, Request, Segment, Store, Wipe,
-};
+use farheap::store::{BlockStore, EncryptedStore, MemStore, Op, Request, Store, Wipe};
 use farheap::{ByteCount, Error};
+use std::ptr::slice_from_raw_parts_mut;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -55,7 +54,7 @@ fn content(store: &dyn Store) -> Vec<u64> {
     let len = store.capacity().as_usize();
     let start = words[skip..].as_mut_ptr().cast::<u8>();
     // SAFETY: the vector has a page more than the capacity; nobody uses the store.
-    unsafe { store.read_now(0, start, len) }.expect("read back");
+    unsafe { store.read_now(0, slice_from_raw_parts_mut(start, len)) }.expect("read back");
     words[skip..skip + len / 8].to_vec()
 }
 
@@ -164,12 +163,12 @@ struct Page([u8; 4096]);
 
 fn transfer(store: &dyn Store, op: Op, offset: u64, page: &mut Page) -> Result<(), Error> {
     let mut queue = store.open_queue(1).expect("queue");
-    let segments = [Segment { ptr: page.0.as_mut_ptr(), len: 4096 }];
+    let segments = [slice_from_raw_parts_mut(page.0.as_mut_ptr(), 4096)];
     // SAFETY: the page is borrowed until the completion has been reported below.
     assert!(unsafe { queue.push(Request { token: 9, op, offset, segments: &segments }) });
     let mut outcome = None;
     while outcome.is_none() {
-        let mut done = |completion: Completion| outcome = Some(completion.result);
+        let mut done = |_, result| outcome = Some(result);
         queue.wait(Duration::from_secs(60), &mut done).expect("wait");
     }
     outcome.expect("looped until there was one")
@@ -187,7 +186,7 @@ fn more_and_larger_writes_than_there_are_bounce_buffers_pass_through() {
     let bytes = &mut buffer[skip..skip + SEGMENT * WRITES];
     bytes.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at / 977) as u8);
     for n in 0..WRITES {
-        let segments = [Segment { ptr: bytes[n * SEGMENT..].as_mut_ptr(), len: SEGMENT }];
+        let segments = [slice_from_raw_parts_mut(bytes[n * SEGMENT..].as_mut_ptr(), SEGMENT)];
         let offset = (n * SEGMENT) as u64;
         let request = Request { token: n as u64, op: Op::Write, offset, segments: &segments };
         // SAFETY: the buffer is left alone until all completions are in.
@@ -196,9 +195,9 @@ fn more_and_larger_writes_than_there_are_bounce_buffers_pass_through() {
     assert_eq!(queue.in_flight(), WRITES as u32);
     let mut tokens = Vec::new();
     while queue.in_flight() > 0 {
-        let mut done = |completion: Completion| {
-            completion.result.expect("memory does not fail");
-            tokens.push(completion.token);
+        let mut done = |token, result: Result<(), Error>| {
+            result.expect("memory does not fail");
+            tokens.push(token);
         };
         queue.wait(Duration::from_secs(60), &mut done).expect("wait");
     }
@@ -206,7 +205,8 @@ fn more_and_larger_writes_than_there_are_bounce_buffers_pass_through() {
     assert_eq!(tokens, (0..WRITES as u64).collect::<Vec<_>>());
     let mut back = vec![0_u8; SEGMENT * WRITES];
     // SAFETY: the buffer is this test's.
-    unsafe { sealed.read_now(0, back.as_mut_ptr(), back.len()) }.expect("read back");
+    unsafe { sealed.read_now(0, slice_from_raw_parts_mut(back.as_mut_ptr(), back.len())) }
+        .expect("read back");
     assert!(back == *bytes);
 }
 

@@ -4,10 +4,11 @@
 
 use super::{LONG, PAGE};
 use crate::common::faulty::{self, FaultControl, FaultyStore};
-use farheap::store::{Completion, MemStore, Op, Queue, Request, Segment, Store};
+use farheap::store::{MemStore, Op, Queue, Request, Store};
 use farheap::{ByteCount, Error};
 use std::io::Write as _;
 use std::os::fd::AsRawFd;
+use std::ptr::slice_from_raw_parts_mut;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -38,7 +39,7 @@ impl Bench {
     }
 
     fn push(&mut self, op: Op) {
-        let segments = [Segment { ptr: self.buffer.0.as_mut_ptr(), len: 2 * PAGE }];
+        let segments = [slice_from_raw_parts_mut(self.buffer.0.as_mut_ptr(), 2 * PAGE)];
         let request = Request { token: 5, op, offset: 0, segments: &segments };
         // SAFETY: one request at a time uses the buffer, which is looked at when it is done
         // and outlives the queue's use of it.
@@ -47,9 +48,9 @@ impl Bench {
 
     fn wait(&mut self, timeout: Duration) -> Option<Result<()>> {
         let mut result = None;
-        let mut done = |completion: Completion| {
-            assert_eq!(completion.token, 5);
-            assert!(result.replace(completion.result).is_none());
+        let mut done = |token, done| {
+            assert_eq!(token, 5);
+            assert!(result.replace(done).is_none());
         };
         self.queue.wait(timeout, &mut done).expect("wait");
         result
@@ -179,9 +180,9 @@ fn faults_also_hit_reads_that_use_no_queue() {
     unsafe { bench.control.corrupt_reads(1) };
     let ptr = bench.buffer.0.as_mut_ptr();
     // SAFETY: the buffer is ours and as long.
-    let first = unsafe { bench.store.read_now(0, ptr, 2 * PAGE) };
+    let first = unsafe { bench.store.read_now(0, slice_from_raw_parts_mut(ptr, 2 * PAGE)) };
     // SAFETY: as above.
-    let second = unsafe { bench.store.read_now(0, ptr, 2 * PAGE) };
+    let second = unsafe { bench.store.read_now(0, slice_from_raw_parts_mut(ptr, 2 * PAGE)) };
     assert_eq!((first, second), (failed(Op::Read, libc::EIO), Ok(())));
     assert_eq!(bench.wrong_bits(), 1);
 }

@@ -14,9 +14,7 @@ mod servers;
 #[path = "../../src/base/testing.rs"]
 mod testing;
 
-use farheap::store::{
-    BlockStore, Completion, IoEngine, MemStore, Op, Queue, Request, Segment, Store,
-};
+use farheap::store::{BlockStore, IoEngine, MemStore, Op, Queue, Request, Store};
 use farheap::{ByteCount, Error};
 use std::fs::{self, File};
 use std::io::{PipeReader, PipeWriter, Read as _, Write as _};
@@ -24,6 +22,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::ptr::slice_from_raw_parts_mut;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use testing::ExpectedPanic;
@@ -68,27 +67,27 @@ fn pages(count: usize, seed: u64) -> Vec<Page> {
 }
 
 /// One segment per page, last page first: no two neighbours are contiguous in memory.
-fn scattered(pages: &mut [Page]) -> Vec<Segment> {
-    pages.iter_mut().rev().map(|page| Segment { ptr: page.0.as_mut_ptr(), len: PAGE }).collect()
+fn scattered(pages: &mut [Page]) -> Vec<*mut [u8]> {
+    pages.iter_mut().rev().map(|page| slice_from_raw_parts_mut(page.0.as_mut_ptr(), PAGE)).collect()
 }
 
-fn whole(pages: &mut [Page]) -> Vec<Segment> {
-    vec![Segment { ptr: pages.as_mut_ptr().cast(), len: size_of_val(pages) }]
+fn whole(pages: &mut [Page]) -> Vec<*mut [u8]> {
+    vec![slice_from_raw_parts_mut(pages.as_mut_ptr().cast(), size_of_val(pages))]
 }
 
 /// Pushes and waits for one request.
-fn run(queue: &mut dyn Queue, op: Op, offset: u64, segments: &[Segment]) -> Result<(), Error> {
+fn run(queue: &mut dyn Queue, op: Op, offset: u64, segments: &[*mut [u8]]) -> Result<(), Error> {
     // SAFETY: callers pass segments of pages that they own; the completion is awaited below.
     assert!(unsafe { queue.push(Request { token: 9, op, offset, segments }) });
     let done = collect(queue, 1);
-    assert_eq!(done[0].token, 9);
-    done[0].result.clone()
+    assert_eq!(done[0].0, 9);
+    done[0].1.clone()
 }
 
-fn collect(queue: &mut dyn Queue, count: usize) -> Vec<Completion> {
+fn collect(queue: &mut dyn Queue, count: usize) -> Vec<(u64, Result<(), Error>)> {
     let mut done = Vec::new();
     while done.len() < count {
-        queue.wait(LONG, &mut |completion| done.push(completion)).expect("wait");
+        queue.wait(LONG, &mut |token, result| done.push((token, result))).expect("wait");
     }
     assert_eq!(done.len(), count);
     done
@@ -120,7 +119,8 @@ fn bytes_come_back_as_they_were_written_however_they_are_split() {
         assert!(read.iter().rev().eq(&written), "{}", store.describe());
         let into = read.as_mut_ptr().cast();
         // SAFETY: the buffer is one page of ours.
-        unsafe { store.read_now(9 * 4096, into, PAGE) }.expect("read now");
+        unsafe { store.read_now(9 * 4096, slice_from_raw_parts_mut(into, PAGE)) }
+            .expect("read now");
         assert!(read[0] == written[1]);
     });
 }
@@ -131,7 +131,7 @@ fn a_full_queue_takes_no_more_until_completions_are_reported() {
         let mut queue = store.open_queue(64).expect("queue");
         let mut written = pages(64, 3);
         for (token, page) in written.iter_mut().enumerate() {
-            let segments = [Segment { ptr: page.0.as_mut_ptr(), len: PAGE }];
+            let segments = [slice_from_raw_parts_mut(page.0.as_mut_ptr(), PAGE)];
             let offset = (63 - token as u64) * 4096;
             let request =
                 Request { token: token as u64, op: Op::Write, offset, segments: &segments };
@@ -145,7 +145,7 @@ fn a_full_queue_takes_no_more_until_completions_are_reported() {
         assert!(!unsafe { queue.push(request) });
         queue.submit().expect("submit");
         assert_eq!(queue.in_flight(), 64);
-        let mut tokens: Vec<u64> = collect(&mut *queue, 64).iter().map(|c| c.token).collect();
+        let mut tokens: Vec<u64> = collect(&mut *queue, 64).iter().map(|c| c.0).collect();
         tokens.sort_unstable();
         assert!(tokens.iter().copied().eq(0..64));
         assert_eq!(queue.in_flight(), 0);
@@ -185,7 +185,7 @@ fn dropping_a_queue_waits_for_its_writes() {
         let mut read = pages(32, 8);
         let into = read.as_mut_ptr().cast();
         // SAFETY: the buffer is ours and 32 pages long.
-        unsafe { store.read_now(0, into, 32 * PAGE) }.expect("read now");
+        unsafe { store.read_now(0, slice_from_raw_parts_mut(into, 32 * PAGE)) }.expect("read now");
         assert!(read == written);
     });
 }
@@ -201,7 +201,7 @@ fn a_watched_descriptor_ends_every_wait_while_it_is_readable() {
         let ((mut quiet, _keep), (mut noisy, mut writer)) = (pipe(), pipe());
         queue.watch(quiet.as_raw_fd()).expect("watch");
         queue.watch(noisy.as_raw_fd()).expect("watch");
-        let mut none = |completion| panic!("nothing was pushed: {completion:?}");
+        let mut none = |token, _| panic!("nothing was pushed: {token}");
         for timeout in [Duration::from_millis(2), Duration::ZERO, Duration::ZERO] {
             assert!(!queue.wait(timeout, &mut none).expect("time-out"));
         }
@@ -236,7 +236,7 @@ fn dropping_a_queue_lets_go_of_what_it_watched() {
         let mut queue = store.open_queue(4).expect("queue");
         let (reader, mut writer) = pipe();
         queue.watch(reader.as_raw_fd()).expect("watch");
-        queue.wait(Duration::from_millis(1), &mut |_| ()).expect("time-out");
+        queue.wait(Duration::from_millis(1), &mut |_, _| ()).expect("time-out");
         drop(queue);
         drop(reader);
         settle();
@@ -268,9 +268,9 @@ fn a_zero_timeout_only_looks() {
         assert!(unsafe { queue.push(request) });
         let mut done = 0;
         while done == 0 {
-            queue.wait(Duration::ZERO, &mut |_| done += 1).expect("look");
+            queue.wait(Duration::ZERO, &mut |_, _| done += 1).expect("look");
         }
-        queue.wait(Duration::ZERO, &mut |_| done += 1).expect("look");
+        queue.wait(Duration::ZERO, &mut |_, _| done += 1).expect("look");
         assert_eq!(done, 1);
     });
 }
@@ -506,7 +506,9 @@ fn a_file_that_ends_early_is_an_io_error_not_zeros() {
             Error::Io { op: "read", store: name, offset: 0, len: 16384, errno: libc::EIO };
         assert_eq!(error, expected, "{engine:?}");
         // SAFETY: the buffer is ours and four pages long.
-        let error = unsafe { store.read_now(0, buffer.as_mut_ptr().cast(), 4 * PAGE) };
+        let error = unsafe {
+            store.read_now(0, slice_from_raw_parts_mut(buffer.as_mut_ptr().cast(), 4 * PAGE))
+        };
         assert_eq!(error, Err(expected));
     }
 }
@@ -624,13 +626,13 @@ fn shuffle_pages(store: &dyn Store, first: u64, count: u64, seed: u64) {
                 versions[page as usize] = round;
                 *buffer = stamp(first + page, round);
             }
-            let segments = [Segment { ptr: buffer.0.as_mut_ptr(), len: PAGE }];
+            let segments = [slice_from_raw_parts_mut(buffer.0.as_mut_ptr(), PAGE)];
             let offset = (first + page) * 4096;
             // SAFETY: the buffers are not touched before all completions are in, below.
             assert!(unsafe { queue.push(Request { token, op, offset, segments: &segments }) });
         }
-        for completion in collect(&mut *queue, DEPTH) {
-            completion.result.expect("moved");
+        for (_, result) in collect(&mut *queue, DEPTH) {
+            result.expect("moved");
         }
         for (buffer, (_, page)) in buffers.iter().zip(batch) {
             let expected = stamp(first + page, versions[page as usize]);

@@ -40,6 +40,7 @@ use crate::sys::signal::{self, BusCause, BusFault};
 use crate::sys::signals::SignalsBlocked;
 use crate::sys::thread;
 use crate::sys::uffd::Wake;
+use std::ptr::slice_from_raw_parts_mut;
 use std::time::{Duration, Instant};
 
 /// Regions in in-thread mode that a process can have at once.
@@ -239,9 +240,10 @@ fn read_once(pager: &Pager, frame: FrameId) -> Option<Result<()>> {
     let offset = slots.offset(frames.slot_of_fill(frame));
     let note = frames.meta_of(frame);
     note.begin_read(thread::current_noted());
+    let into = slice_from_raw_parts_mut(frames.ptr(frame), PAGE);
     // SAFETY: the frame is this thread's, a page long, and nobody else uses it, nor writes
     // the slot: both stay this thread's if the read is revoked.
-    let read = unsafe { slots.store().read_now(offset, frames.ptr(frame), PAGE) };
+    let read = unsafe { slots.store().read_now(offset, into) };
     note.end_read().then_some(read)
 }
 

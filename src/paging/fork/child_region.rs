@@ -82,8 +82,7 @@ impl ChildRegion {
         let own = pager.slots().open_in_child();
         let has_own = own.is_ok();
         if let Ok(own) = own {
-            let inherited = own.inherit().and_then(|inherited| inherited.descriptor);
-            needed.extend(inherited.map(Needed::new));
+            needed.extend(own.inherit().flatten().map(Needed::new));
             layers.push(Arc::new(own));
         }
         needed.push(Needed::new(fork::own_for_good(end)));

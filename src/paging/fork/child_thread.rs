@@ -28,6 +28,7 @@ use crate::sys::uffd::{Message, Outcome, Protect, Uffd, Wake};
 use crate::sys::vm::{HUGE_PAGE, Huge, Mapping};
 use rescan::{LOOK_EVERY_MAX, RescanTimer};
 use std::os::fd::RawFd;
+use std::ptr::slice_from_raw_parts_mut;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Instant;
@@ -232,13 +233,13 @@ impl Server {
     /// Reads a slot, again and again while that may help, as a thread does that serves its own faults.
     fn fetch(&mut self, layer: u16, slot: SlotId) -> Result<*const u8> {
         let slots = self.child.slots(layer);
-        let into = self.frames.as_ptr();
+        let into = slice_from_raw_parts_mut(self.frames.as_ptr(), PAGE);
         let read = || {
             // SAFETY: the first page of `frames` is this thread's, for reads alone; nobody writes the slot:
             // it is held for this process, or its own.
-            unsafe { slots.store().read_now(slots.offset(slot), into, PAGE) }?;
+            unsafe { slots.store().read_now(slots.offset(slot), into) }?;
             // SAFETY: the page was just read, and nobody else uses it.
-            let bytes = unsafe { std::slice::from_raw_parts(into, PAGE) };
+            let bytes = unsafe { &*into };
             match slots.verifies() && slots.hash_bytes(bytes) != slots.hash(slot) {
                 true => Err(slots.corrupt(slot)),
                 false => Ok(()),
@@ -248,7 +249,7 @@ impl Server {
         let is_discarded = || false;
         let (health, read) = (self.child.pager.health(), || Some(read()));
         let ended = fill::read_until_deadline(health, Purpose::Fault, is_discarded, read);
-        ended.expect("it is not revoked").map(|()| into.cast_const())
+        ended.expect("it is not revoked").map(|()| into.cast_const().cast())
     }
 
     /// Copies a page in.

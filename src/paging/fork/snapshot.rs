@@ -55,7 +55,7 @@ impl ForkSnapshot {
     pub(super) fn of_region(pager: Arc<Pager>, children: usize) -> Result<ForkSnapshot> {
         let entries = LazyArray::new(pager.table().page_count().as_usize())?;
         entries.set_inherited(true)?;
-        let needed = pager.fork().inherited().and_then(|inherited| inherited.descriptor);
+        let needed = pager.fork().inherited().flatten();
         let budget = pager.budget().limit().0 / PAGE as u64 / BUDGET_PART;
         Ok(ForkSnapshot {
             entries: Arc::new(entries),

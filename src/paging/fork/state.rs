@@ -2,22 +2,22 @@
 
 use crate::base::gate::Gate;
 use crate::paging::fork::children::Children;
-use crate::store::Inherited;
+use std::os::fd::RawFd;
 
 /// See [module](self).
 #[derive(Debug)]
 pub(in crate::paging) struct ForkState {
     gate: Gate,
     children: Children,
-    /// The store's part for a child; `None`: children have no part in the region.
-    inherited: Option<Inherited>,
+    /// The descriptor that a child reads the store by, if it takes one; `None`: children have no part in the region.
+    inherited: Option<Option<RawFd>>,
     /// See [`why_not`](Self::why_not).
     why_not: Option<&'static str>,
 }
 
 impl ForkState {
     pub(in crate::paging) fn new(
-        inherited: Option<Inherited>,
+        inherited: Option<Option<RawFd>>,
         why_not: Option<&'static str>,
     ) -> ForkState {
         ForkState { gate: Gate::new(), children: Children::new(), inherited, why_not }
@@ -32,7 +32,7 @@ impl ForkState {
         &self.children
     }
 
-    pub(in crate::paging) fn inherited(&self) -> Option<Inherited> {
+    pub(in crate::paging) fn inherited(&self) -> Option<Option<RawFd>> {
         self.inherited
     }
 

@@ -12,10 +12,11 @@ use crate::paging::config::RegionConfig;
 use crate::paging::page::frames::Frames;
 use crate::paging::page::word::FrameId;
 use crate::paging::page::{PAGE, PAGE_SIZE};
-use crate::store::{Inherited, OnlyUser, SlotMap, Store};
+use crate::store::{OnlyUser, SlotMap, Store};
 use crate::sys;
 use crossbeam_utils::CachePadded;
 use std::ops::Range;
+use std::os::fd::RawFd;
 use std::sync::Arc;
 use twox_hash::XxHash3_128;
 
@@ -79,10 +80,11 @@ impl SlotStore {
         })
     }
 
-    /// Makes the slots readable in children that are forked from now on; `None` where they are not.
-    pub(in crate::paging) fn inherit(&self) -> Option<Inherited> {
+    /// Makes the slots readable in children that are forked from now on; `None` where they are not, else the
+    /// descriptor that takes, if any.
+    pub(in crate::paging) fn inherit(&self) -> Option<Option<RawFd>> {
         self.hashes.set_inherited(true).ok()?;
-        self.store.inherit()
+        self.store.inherit().ok()
     }
 
     pub(in crate::paging) fn store(&self) -> &dyn Store {

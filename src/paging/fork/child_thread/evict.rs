@@ -11,11 +11,12 @@ use crate::paging::fork::entry::{Backing, Entry};
 use crate::paging::page::word::{FrameId, State as PageState};
 use crate::paging::page::{CHUNK_PAGES, PAGE};
 use crate::paging::pager::slot_store::{ContentHash, SlotStore};
-use crate::store::{Op, Request, Segment};
+use crate::store::{Op, Request};
 use crate::sys;
 use crate::sys::messages;
 use crate::sys::uffd::{Outcome, Wake};
 use crate::sys::vm::{HUGE_PAGE, Piece, make_own};
+use std::ptr::slice_from_raw_parts_mut;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -247,9 +248,9 @@ impl Server {
     }
 
     fn write_run(&mut self, own: &SlotStore, first: SlotId, pages: &[Leaving]) -> Result<()> {
-        let segments: Vec<Segment> = pages
+        let segments: Vec<*mut [u8]> = pages
             .iter()
-            .map(|leaving| Segment { ptr: self.frame(leaving.frame), len: PAGE })
+            .map(|leaving| slice_from_raw_parts_mut(self.frame(leaving.frame), PAGE))
             .collect();
         let offset = own.offset(first);
         let request = Request { token: 0, op: Op::Write, offset, segments: &segments };
@@ -261,7 +262,7 @@ impl Server {
         assert!(pushed, "one write is made at a time");
         let mut result = None;
         while result.is_none() {
-            queue.wait(Duration::from_secs(1), &mut |done| result = Some(done.result))?;
+            queue.wait(Duration::from_secs(1), &mut |_, done| result = Some(done))?;
         }
         result.unwrap_or_else(|| Err(own.failed("write", Some(first), len, sys::EIO)))
     }
