@@ -346,7 +346,8 @@ impl Heap {
     }
 
     /// Gives freed far memory that is kept for reuse back now, frames and all, and has its device space
-    /// given back [soon](Region::return_space).
+    /// given back soon. By itself that waits until the device has been quiet for half a second, or until more has been
+    /// freed than is stored for two seconds.
     pub fn purge(&self) {
         let _ = self.while_running(|arenas| {
             arenas.give_all_back();

@@ -52,7 +52,7 @@ impl Far {
     /// Maps `data` bytes that have never been touched.
     pub(crate) fn fresh(config: RegionConfig, store: Arc<dyn Store>, data: usize) -> Result<Far> {
         let region = Region::create(config, store).map_err(Failure::of)?;
-        let ptr = region.map(ByteCount(data as u64)).map_err(Failure::of)?;
+        let ptr = region.map(ByteCount(data as u64)).map_err(Failure::of)?.cast::<u8>();
         Ok(Far { words: range(&region, ptr.as_ptr(), data), region })
     }
 

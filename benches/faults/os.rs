@@ -7,7 +7,6 @@
 
 use crate::process::check_interrupt;
 use crate::{Failure, Result};
-use farheap::ByteCount;
 use farheap::region::Region;
 use io_uring::{IoUring, opcode, types};
 use std::fs::{File, OpenOptions};
@@ -52,7 +51,8 @@ impl Words {
     pub(crate) fn unmap(self, region: &Region) -> Result<()> {
         let ptr = NonNull::new(self.ptr.cast()).expect("mapped memory is not at zero");
         // SAFETY: the row that mapped the range is done with it.
-        unsafe { region.unmap(ptr, ByteCount(self.len as u64 * 8)) }.map_err(Failure::of)
+        unsafe { region.unmap(NonNull::slice_from_raw_parts(ptr, self.len * 8)) }
+            .map_err(Failure::of)
     }
 
     pub(crate) fn len(self) -> usize {

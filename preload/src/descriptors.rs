@@ -9,7 +9,7 @@
 
 use crate::own::{enter, set_errno};
 use crate::report;
-use farheap::region::owns_descriptor;
+use farheap::region::Region;
 use libc::{c_int, c_long, c_uint};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -74,7 +74,7 @@ fn owned(fd: c_int) -> Option<OwnedFd> {
 /// `close(2)`.
 #[unsafe(no_mangle)]
 extern "C" fn close(fd: c_int) -> c_int {
-    if owns_descriptor(fd) {
+    if Region::owns_descriptor(fd) {
         return refused(libc::EBADF);
     }
     kernel_close(fd)
@@ -98,7 +98,7 @@ extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     // Farheap's are closed by `exec` anyway.
     if first <= last && flags & CLOEXEC == 0 {
         let ends = first..=last.min(OWN_MAX as c_uint);
-        for own in ends.filter(|fd| owns_descriptor(*fd as RawFd)) {
+        for own in ends.filter(|fd| Region::owns_descriptor(*fd as RawFd)) {
             if own > from && call(from, own - 1, flags) != 0 {
                 return -1;
             }
@@ -133,7 +133,7 @@ extern "C" fn closefrom(first: c_int) {
 /// `dup2(2)`.
 #[unsafe(no_mangle)]
 extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
-    if owns_descriptor(new) && old != new {
+    if Region::owns_descriptor(new) && old != new {
         return taken(new);
     }
     // SAFETY: takes no pointers.
@@ -143,7 +143,7 @@ extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
 /// `dup3(2)`.
 #[unsafe(no_mangle)]
 extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
-    if owns_descriptor(new) && old != new {
+    if Region::owns_descriptor(new) && old != new {
         return taken(new);
     }
     // SAFETY: takes no pointers.

@@ -434,7 +434,7 @@ fn map_far(len: usize, protection: c_int) -> Option<NonNull<u8>> {
     let heap = Heap::running()?;
     let is_large = len >= FAR_FROM.load(Ordering::Relaxed) && heap.threshold().is_some();
     let len = len.checked_next_multiple_of(PAGE).filter(|_| is_large)?;
-    let start = heap.region().map(ByteCount(len as u64)).ok()?;
+    let start = heap.region().map(ByteCount(len as u64)).ok()?.cast::<u8>();
     if protection != READ_WRITE
         // SAFETY: nobody has this memory yet.
         && unsafe { kernel_mprotect(start.as_ptr().cast(), len, protection) } != 0

@@ -115,9 +115,8 @@ fn store_chunk<T: Copy, A: Allocator>(values: &mut Vec<T, A>, more: &[T], tier: 
     if more.len() < count || values.capacity() - len < count {
         return 0;
     }
-    // SAFETY: the vector has room for `count` values more at a multiple of a chunk, which it alone uses, and
-    // there are as many of `more`.
-    if !unsafe { tier.store_chunk(next.cast(), more.as_ptr().cast()) } {
+    // SAFETY: the vector has room for `count` values more at a multiple of a chunk, which it alone uses.
+    if !unsafe { tier.store_chunk(next.cast(), &more[..count]) } {
         return 0;
     }
     // SAFETY: that many values more have the bytes of others, of a type that is `Copy`.

@@ -235,6 +235,7 @@ impl Region {
     /// Asks the evictor to give back the device space of all freed pages soon. By itself it waits until
     /// the device has been quiet for half a second, because giving space back holds up reads, or until
     /// more has been freed than is stored for two seconds.
+    #[doc(hidden)]
     pub fn return_space(&self) {
         if self.is_here() {
             self.requests.discard();

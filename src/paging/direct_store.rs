@@ -35,14 +35,14 @@ use std::time::{Duration, Instant};
 impl Region {
     /// Gives a chunk of 2 MiB the content of `from` and begins to write it to the device, past the memory that is in
     /// use: for a program that writes what it will not need soon. Returns `false` where the caller must write to the
-    /// memory itself, because nothing has changed: where `ptr` is no multiple of 2 MiB or the chunk holds something,
-    /// for small limits, while writes fail, and when no room was made for a while.
+    /// memory itself, because nothing has changed: where `to` is no multiple of 2 MiB or the chunk holds something,
+    /// where `from` has not 2 MiB, for small limits, while writes fail, and when no room was made for a while.
     ///
     /// [`PageOutNow`](crate::region::Advice::PageOutNow) of the range waits until it is written.
     ///
     /// # Safety
-    /// The 2 MiB at `ptr` are mapped, the caller alone uses them, and needs nothing of what they hold; 2 MiB can be
-    /// read at `from`, and do not change meanwhile. (What lies outside of the region is left alone.)
+    /// The 2 MiB at `to` are mapped, the caller alone uses them, and needs nothing of what they hold. (What lies
+    /// outside of the region is left alone.)
     ///
     /// # Examples
     /// ```
@@ -56,12 +56,12 @@ impl Region {
     /// match Region::create(RegionConfig::new().limit(ByteCount::mib(16)), store) {
     ///     Ok(region) => {
     ///         let (len, column) = (ByteCount::mib(32), vec![7_u8; CHUNK]);
-    ///         let ptr = region.map(len)?.as_ptr();
+    ///         let ptr = region.map(len)?.cast::<u8>().as_ptr();
     ///         for chunk in (0..32 << 20).step_by(CHUNK).map(|at| ptr.wrapping_add(at)) {
     ///             // SAFETY: mapped above, and nobody else uses it; a region begins at a multiple of 2 MiB, and what
     ///             // is not stored as a whole is written.
     ///             unsafe {
-    ///                 if !region.store_chunk(chunk, column.as_ptr()) {
+    ///                 if !region.store_chunk(chunk, &column) {
     ///                     std::ptr::copy_nonoverlapping(column.as_ptr(), chunk, CHUNK);
     ///                 }
     ///             }
@@ -73,22 +73,24 @@ impl Region {
     /// }
     /// # Ok::<(), farheap::Error>(())
     /// ```
-    pub unsafe fn store_chunk(&self, ptr: *mut u8, from: *const u8) -> bool {
+    pub unsafe fn store_chunk<T: Copy>(&self, to: *mut T, from: &[T]) -> bool {
         let pager = &*self.pager;
-        let Ok((first, _)) = self.extents.pages_of(ptr, ByteCount(CHUNK as u64)) else {
+        let Ok((first, _)) = self.extents.pages_of(to.cast(), ByteCount(CHUNK as u64)) else {
             return false;
         };
         let chunk = pager.table().chunk_of(first);
-        let may_store = self.is_here() && ptr.addr().is_multiple_of(CHUNK);
-        if !may_store || !holds_nothing(pager.memory(), chunk) {
+        let is_whole = size_of_val(from) == CHUNK && to.addr().is_multiple_of(CHUNK);
+        if !self.is_here() || !is_whole || !holds_nothing(pager.memory(), chunk) {
             return false;
         }
         let Some(run) = run_to_fill(pager.pool(), pager.health(), &self.requests) else {
             return false;
         };
         // Before the chunk is latched: `from` may be far, and its faults may need threads that wait for latches.
-        // SAFETY: the caller's bytes; the run is this thread's, as long, and nobody else's (invariant 1).
-        unsafe { std::ptr::copy_nonoverlapping(from, pager.frames().ptr(run), CHUNK) };
+        // SAFETY: `from` has this many bytes; the run is this thread's, as long, and nobody else's (invariant 1).
+        unsafe {
+            from.as_ptr().cast::<u8>().copy_to_nonoverlapping(pager.frames().ptr(run), CHUNK)
+        };
         // From here on the evictor gets the pages of the run, or nobody does.
         let _blocked = SignalsBlocked::new();
         if !cool(pager.memory(), pager.tables(), chunk, run) {

@@ -72,10 +72,10 @@ use std::time::Duration;
 /// let config = RegionConfig::new().limit(ByteCount::mib(8));
 /// match Region::create(config, store) {
 ///     Ok(region) => {
-///         let ptr = region.map(ByteCount::mib(32))?;
-///         assert!(region.contains(ptr.as_ptr()));
+///         let range = region.map(ByteCount::mib(32))?;
+///         assert!(region.contains(range.cast().as_ptr()));
 ///         // SAFETY: mapped above, and nobody uses it.
-///         unsafe { region.unmap(ptr, ByteCount::mib(32)) }?;
+///         unsafe { region.unmap(range) }?;
 ///     }
 ///     // The message says how to allow userfaultfd.
 ///     Err(error) => println!("{error}"),
@@ -298,14 +298,16 @@ impl Region {
     /// because it takes no writes or its file system is full,
     /// [`Error::LimitExceeded`] when the tables that describe all that is mapped could take more
     /// than half of the limit ([`RegionConfig::tables_max`]).
-    pub fn map(&self, len: ByteCount) -> Result<NonNull<u8>> {
+    pub fn map(&self, len: ByteCount) -> Result<NonNull<[u8]>> {
         self.map_aligned(len, PAGE_SIZE)
     }
 
     /// [`map`](Region::map) at a multiple of `align`, a power of two that is 4 KiB to 2 MiB.
     #[doc(hidden)]
-    pub fn map_aligned(&self, len: ByteCount, align: ByteCount) -> Result<NonNull<u8>> {
-        self.extents.map(self.extents.whole_pages(len)?, align.as_usize())
+    pub fn map_aligned(&self, len: ByteCount, align: ByteCount) -> Result<NonNull<[u8]>> {
+        let len = self.extents.whole_pages(len)?;
+        let start = self.extents.map(len, align.as_usize())?;
+        Ok(NonNull::slice_from_raw_parts(start, len))
     }
 
     /// Takes back a range from [`map`](Region::map): contents, frames and slots go. In a forked
@@ -318,10 +320,10 @@ impl Region {
     /// The caller mapped all of the range, or speaks for who did; nobody uses it any more, no
     /// reference into it exists, and nobody else unmaps it. (A region that a heap or a collective
     /// uses holds what they have mapped as well.)
-    pub unsafe fn unmap(&self, ptr: NonNull<u8>, len: ByteCount) -> Result<()> {
-        let len = self.extents.whole_pages(len)?;
+    pub unsafe fn unmap(&self, range: NonNull<[u8]>) -> Result<()> {
+        let len = self.extents.whole_pages(ByteCount(range.len() as u64))?;
         // SAFETY: as the caller promises.
-        unsafe { self.extents.unmap(ptr, len) }
+        unsafe { self.extents.unmap(range.cast(), len) }
     }
 
     /// Gives the program a range of its choice, because it is about to map something there
@@ -435,6 +437,13 @@ impl Region {
         }
     }
 
+    /// True if a descriptor is this library's own: of a userfaultfd, a device, or what its threads wait for. A
+    /// program that closes descriptors which it does not know has to leave these out, or it is ended.
+    #[must_use]
+    pub fn owns_descriptor(fd: std::os::fd::RawFd) -> bool {
+        crate::sys::fork::is_own(fd)
+    }
+
     /// True if system calls may be given far memory that is not resident: `false` where only
     /// faults of user mode are served, and `read(2)` into such memory fails with `EFAULT`.
     #[must_use]
@@ -448,12 +457,13 @@ impl Region {
 // multiples of 4,096.
 unsafe impl Spill for Region {
     fn allocate(&self, len: ByteCount) -> Result<NonNull<u8>> {
-        self.map(len)
+        self.map(len).map(NonNull::cast)
     }
 
     unsafe fn free(&self, ptr: NonNull<u8>, len: ByteCount) {
         // SAFETY: `allocate` mapped the range, and the caller gives it back.
-        unsafe { self.unmap(ptr, len) }.expect("the range was mapped for this memory");
+        unsafe { self.unmap(NonNull::slice_from_raw_parts(ptr, len.as_usize())) }
+            .expect("the range was mapped for this memory");
     }
 }
 
@@ -506,13 +516,6 @@ impl Drop for Region {
 #[doc(hidden)]
 pub fn watch_forks() {
     fork::watch();
-}
-
-/// True if a descriptor is this library's own: of a userfaultfd, a device, or what its threads wait for. A
-/// program that closes descriptors which it does not know has to leave these out, or it is ended.
-#[must_use]
-pub fn owns_descriptor(fd: std::os::fd::RawFd) -> bool {
-    crate::sys::fork::is_own(fd)
 }
 
 /// A handler thread's state and what it does with it.

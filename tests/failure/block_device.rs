@@ -185,7 +185,7 @@ impl OnDevice {
         let config = config(Install::Auto).deadline(deadline);
         let region = Region::create(config, Arc::new(store)).expect("root may do everything");
         let len = ByteCount((pages * PAGE) as u64);
-        let base = region.map(len).expect("the device has room").as_ptr() as usize;
+        let base = region.map(len).expect("the device has room").cast::<u8>().as_ptr() as usize;
         OnDevice { region, base, pages }
     }
 

@@ -11,6 +11,7 @@ use farheap::{ByteCount, Error};
 use std::fs::File;
 use std::io::Write;
 use std::ops::Range;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -174,10 +175,15 @@ fn clear(far: &Far, pages: Range<usize>) {
 
 fn map_again(far: &Far, pages: Range<usize>) {
     let (ptr, len) = (far.ptr(pages.start).cast_mut(), far.len(pages.len()));
-    let ptr = std::ptr::NonNull::new(ptr).expect("not null");
+    let ptr = NonNull::new(ptr).expect("not null");
     // SAFETY: mapped by this case, which does not need its content.
-    unsafe { far.region.unmap(ptr, len) }.expect("mapped");
-    assert_eq!(far.region.map(len).expect("there is room"), ptr, "the same place again");
+    unsafe { far.region.unmap(NonNull::slice_from_raw_parts(ptr, len.as_usize())) }
+        .expect("mapped");
+    assert_eq!(
+        far.region.map(len).expect("there is room").cast::<u8>(),
+        ptr,
+        "the same place again"
+    );
 }
 
 fn expect_zeros(far: &Far, pages: Range<usize>) {
@@ -290,10 +296,13 @@ fn children_inherit_all_while_a_thread_maps_over_far_memory_and_frees_it() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !is_over.load(Ordering::Relaxed) {
-                let start = far.region.map(far.len(1)).expect("there is room");
+                let start = far.region.map(far.len(1)).expect("there is room").cast::<u8>();
                 map_over(start.as_ptr() as usize, PAGE);
                 // SAFETY: just mapped, and nobody's any more.
-                unsafe { far.region.unmap(start, far.len(1)) }.expect("just mapped");
+                unsafe {
+                    far.region.unmap(NonNull::slice_from_raw_parts(start, far.len(1).as_usize()))
+                }
+                .expect("just mapped");
             }
         });
         let ends: Vec<i32> =

@@ -126,7 +126,7 @@ impl Far {
         let control = faulty.control();
         let injector = Arc::new(Injector::new(Arc::new(faulty)));
         let region = region(config, injector.clone())?;
-        let base = region.map(len).expect("the span has room").as_ptr() as usize;
+        let base = region.map(len).expect("the span has room").cast::<u8>().as_ptr() as usize;
         Some(Far { region, control, injector, base, pages })
     }
 
@@ -203,9 +203,9 @@ impl Far {
         });
         self.fill(0..self.pages);
         self.check(0..self.pages);
-        let ptr = self.region.map(self.len(1)).expect("there is room");
+        let range = self.region.map(self.len(1)).expect("there is room");
         // SAFETY: mapped by this case, which is done with it.
-        unsafe { self.region.unmap(ptr, self.len(1)) }.expect("just mapped");
+        unsafe { self.region.unmap(range) }.expect("just mapped");
     }
 }
 

@@ -53,14 +53,15 @@ fn unmapped_and_discarded_pages_give_their_pins_back() {
     let Some(far) = Far::new(config, 8, 1) else { return };
     for _ in 0..4 {
         let len = far.len(half);
-        let ptr = far.region.map(len).expect("there is room");
+        let ptr = far.region.map(len).expect("there is room").cast::<u8>();
         far.region
             .pin(bytes(ptr.as_ptr(), len))
             .map(std::mem::forget)
             .expect("nothing else is pinned");
         // SAFETY: mapped by this case, which is done with it.
-        unsafe { far.region.unmap(ptr, len) }.expect("just mapped");
-        let ptr = far.region.map(len).expect("there is room");
+        unsafe { far.region.unmap(NonNull::slice_from_raw_parts(ptr, len.as_usize())) }
+            .expect("just mapped");
+        let ptr = far.region.map(len).expect("there is room").cast::<u8>();
         far.region
             .pin(bytes(ptr.as_ptr(), len))
             .map(std::mem::forget)
@@ -69,7 +70,8 @@ fn unmapped_and_discarded_pages_give_their_pins_back() {
         unsafe { far.region.discard(bytes(ptr.as_ptr(), len).cast_mut()) }.expect("just mapped");
         far.region.unpin(bytes(ptr.as_ptr(), len)).expect_err("a discarded page is not pinned");
         // SAFETY: mapped by this case, which is done with it.
-        unsafe { far.region.unmap(ptr, len) }.expect("just mapped");
+        unsafe { far.region.unmap(NonNull::slice_from_raw_parts(ptr, len.as_usize())) }
+            .expect("just mapped");
     }
     far.expect_healthy();
 }
@@ -215,7 +217,8 @@ fn a_region_may_be_longer_than_its_store_but_not_hold_more() {
     assert!(matches!(error, Error::StoreFull { .. }), "{error}");
     // As much as is promised can be used to the last byte.
     let len = ByteCount(store.0 + config.limit.0 * 3 / 4);
-    let base = region.map(len).expect("limit and device keep it together").as_ptr() as usize;
+    let base =
+        region.map(len).expect("limit and device keep it together").cast::<u8>().as_ptr() as usize;
     let pages = len.as_usize() / 4096;
     for round in 0..2u64 {
         for page in 0..pages {
@@ -263,7 +266,8 @@ fn one_of_two_regions_outlives_the_other() {
         two.fill(0..512);
         let base = NonNull::new(one.addr(0) as *mut u8).expect("mapped");
         // SAFETY: all that the case has mapped.
-        unsafe { one.region.unmap(base, one.len(512)) }.expect("mapped by the case");
+        unsafe { one.region.unmap(NonNull::slice_from_raw_parts(base, one.len(512).as_usize())) }
+            .expect("mapped by the case");
         drop(one);
         two.check(0..512);
         two.expect_healthy();
@@ -405,21 +409,31 @@ fn bad_arguments_are_errors() {
         }
         if let Some(ptr) = NonNull::new(ptr.cast_mut()) {
             // SAFETY: refused before anything happens.
-            bad(unsafe { region.unmap(ptr, len) }, what);
+            bad(unsafe { region.unmap(NonNull::slice_from_raw_parts(ptr, len.as_usize())) }, what);
         }
     }
     let inside = |offset: usize| NonNull::new((far.addr(0) + offset) as *mut u8).expect("mapped");
     // SAFETY: refused before anything happens, as the next one.
-    bad(unsafe { region.unmap(inside(100), far.len(1)) }, "not the start of a page");
+    bad(
+        unsafe { region.unmap(NonNull::slice_from_raw_parts(inside(100), far.len(1).as_usize())) },
+        "not the start of a page",
+    );
     // SAFETY: as above.
-    bad(unsafe { region.unmap(inside(0), far.len(17)) }, "more than was mapped");
+    bad(
+        unsafe { region.unmap(NonNull::slice_from_raw_parts(inside(0), far.len(17).as_usize())) },
+        "more than was mapped",
+    );
     bad(region.unpin(bytes(far.ptr(0), far.len(1))), "never pinned");
     far.check(0..16);
-    let twice = region.map(far.len(4)).expect("there is room");
+    let twice = region.map(far.len(4)).expect("there is room").cast::<u8>();
     // SAFETY: mapped by this case, which is done with it.
-    unsafe { region.unmap(twice, far.len(4)) }.expect("just mapped");
+    unsafe { region.unmap(NonNull::slice_from_raw_parts(twice, far.len(4).as_usize())) }
+        .expect("just mapped");
     // SAFETY: as above.
-    bad(unsafe { region.unmap(twice, far.len(4)) }, "unmapped already");
+    bad(
+        unsafe { region.unmap(NonNull::slice_from_raw_parts(twice, far.len(4).as_usize())) },
+        "unmapped already",
+    );
     assert_eq!(far.stats().committed_bytes.0, far.len(16).0);
     far.expect_healthy();
 }
@@ -473,7 +487,7 @@ fn thousands_of_mappings_in_one_region() {
     let len = ByteCount::kib(4);
     let mut all = Vec::with_capacity(MAPPINGS);
     for n in 0..MAPPINGS {
-        let ptr = region.map(len).expect("there is room");
+        let ptr = region.map(len).expect("there is room").cast::<u8>();
         crate::harness::write_word(ptr.as_ptr() as usize, n as u64 + 1);
         all.push(ptr);
     }
@@ -484,7 +498,8 @@ fn thousands_of_mappings_in_one_region() {
     all.sort_unstable_by_key(|ptr| stamp(ptr.as_ptr() as usize >> 12));
     for ptr in all {
         // SAFETY: mapped by this case, which is done with it.
-        unsafe { region.unmap(ptr, len) }.expect("mapped above");
+        unsafe { region.unmap(NonNull::slice_from_raw_parts(ptr, len.as_usize())) }
+            .expect("mapped above");
     }
     assert_eq!(region.stats().committed_bytes.0, 0);
 }

@@ -48,7 +48,7 @@ fn what_is_around_a_page_that_was_mapped_over_is_far_memory() {
             return;
         };
         let len = ByteCount::kib(64);
-        let start = region.map(len).expect("there is room").as_ptr() as usize;
+        let start = region.map(len).expect("there is room").cast::<u8>().as_ptr() as usize;
         let part = start + 16 * UNIT / 4 * 2 + UNIT;
         if before != Before::Fresh {
             fill(start, len.as_usize(), 5);
@@ -82,7 +82,7 @@ fn a_page_that_was_mapped_over_is_far_memory_for_the_next() {
     let Some(region) = region(config, mem_store(ByteCount::mib(64))) else { return };
     let unit = ByteCount(UNIT as u64);
     for evicted in [false, true] {
-        let both = region.map(ByteCount(2 * unit.0)).expect("there is room");
+        let both = region.map(ByteCount(2 * unit.0)).expect("there is room").cast::<u8>();
         let (first, second) = (both.as_ptr() as usize, both.as_ptr() as usize + UNIT);
         fill(first, 2 * UNIT, 5);
         if evicted {
@@ -90,8 +90,9 @@ fn a_page_that_was_mapped_over_is_far_memory_for_the_next() {
         }
         let file = map_file_over(first, UNIT, 6);
         // SAFETY: mapped by this case, which is done with the part.
-        unsafe { region.unmap(both, unit) }.expect("just mapped");
-        let next = region.map(unit).expect("there is room");
+        unsafe { region.unmap(NonNull::slice_from_raw_parts(both, unit.as_usize())) }
+            .expect("just mapped");
+        let next = region.map(unit).expect("there is room").cast::<u8>();
         assert_eq!(next, both, "the part comes again");
         fill_page(first, 7);
         region.evict_all().expect("the store works");
@@ -101,7 +102,8 @@ fn a_page_that_was_mapped_over_is_far_memory_for_the_next() {
         file.read_exact_at(&mut content, 0).expect("it is as long");
         assert_eq!(u64::from_ne_bytes(content), 6, "the file is the program's");
         // SAFETY: mapped by this case, which is done with both.
-        unsafe { region.unmap(both, ByteCount(2 * unit.0)) }.expect("just mapped");
+        unsafe { region.unmap(NonNull::slice_from_raw_parts(both, 2 * unit.as_usize())) }
+            .expect("just mapped");
     }
 }
 
@@ -113,14 +115,15 @@ fn a_page_that_was_given_up_is_far_memory_for_the_next() {
         return;
     };
     let (unit, pages) = (ByteCount(UNIT as u64), ByteCount::kib(16));
-    let start = region.map(pages).expect("there is room");
+    let start = region.map(pages).expect("there is room").cast::<u8>();
     let addr = start.as_ptr() as usize;
     fill(addr, pages.as_usize(), 5);
     let file = map_file_over(addr, pages.as_usize(), 6);
     region.evict_all().expect("the store works");
     // SAFETY: mapped by this case, which is done with the part.
-    unsafe { region.unmap(start, unit) }.expect("just mapped");
-    let next = region.map(unit).expect("there is room");
+    unsafe { region.unmap(NonNull::slice_from_raw_parts(start, unit.as_usize())) }
+        .expect("just mapped");
+    let next = region.map(unit).expect("there is room").cast::<u8>();
     assert_eq!(next, start, "the part comes again");
     for stamp in [7, 8] {
         fill_page(addr, stamp);
@@ -132,7 +135,8 @@ fn a_page_that_was_given_up_is_far_memory_for_the_next() {
     assert_eq!(u64::from_ne_bytes(content), 6, "the file is the program's");
     assert_eq!(read_word(addr + UNIT), 6 ^ UNIT as u64, "the rest is the file's");
     // SAFETY: mapped by this case, which is done with it.
-    unsafe { region.unmap(start, pages) }.expect("just mapped");
+    unsafe { region.unmap(NonNull::slice_from_raw_parts(start, pages.as_usize())) }
+        .expect("just mapped");
 }
 
 /// What one page of an allocation holds.
@@ -161,7 +165,7 @@ impl Model<'_> {
         let units = 1 + self.dice.below(40);
         let Ok(start) = self.region.map(ByteCount(units * UNIT as u64)) else { return };
         let units = (0..units).map(|_| Unit::Zero).collect();
-        self.allocations.push((start.as_ptr() as usize, units));
+        self.allocations.push((start.addr().get(), units));
     }
 
     /// Units `[first, end)` of an allocation, by chance.
@@ -208,7 +212,8 @@ impl Model<'_> {
         let freed = units.split_off(first);
         let ptr = NonNull::new((*start + first * UNIT) as *mut u8).expect("not null");
         // SAFETY: this model's own, and forgotten.
-        unsafe { self.region.unmap(ptr, ByteCount((freed.len() * UNIT) as u64)) }.expect("mapped");
+        unsafe { self.region.unmap(NonNull::slice_from_raw_parts(ptr, freed.len() * UNIT)) }
+            .expect("mapped");
         if units.is_empty() {
             self.allocations.swap_remove(at);
         }

@@ -275,7 +275,7 @@ fn a_child_says_what_it_has_lost_unless_a_file_is_where_standard_error_was() {
 /// Some pages that are on the device.
 fn stored(region: &Region) -> usize {
     let len = ByteCount::kib(64);
-    let start = region.map(len).expect("the span has room");
+    let start = region.map(len).expect("the span has room").cast::<u8>();
     let addr = start.as_ptr() as usize;
     (addr..addr + len.as_usize()).step_by(PAGE).for_each(|page| fill_page(page, 7));
     region.advise(&[bytes(start.as_ptr(), len)], Advice::PageOutNow).expect("the device works");

@@ -210,7 +210,8 @@ fn memory_that_a_stuck_device_may_still_use_stays_mapped() {
         let config = config(Install::Auto);
         let pages = config.limit.0 as usize / PAGE;
         let Some(region) = region(config, Arc::new(store)) else { return };
-        let base = region.map(ByteCount::mib(16)).expect("there is room").as_ptr() as usize;
+        let base =
+            region.map(ByteCount::mib(16)).expect("there is room").cast::<u8>().as_ptr() as usize;
         let Some(frozen) = Frozen::new(on) else {
             println!("skipped: the file system cannot be frozen");
             return;

@@ -80,8 +80,10 @@ fn work_under_signals(base: usize, mut work: impl FnMut(usize)) {
 /// A region, what the handler touches, and what the thread works on.
 fn with_region(config: RegionConfig, work: impl Fn(&Region, usize, usize)) {
     let Some(region) = region(config, mem_store(ByteCount::mib(256))) else { return };
-    let base = region.map(ByteCount(TOUCHED as u64)).expect("there is room").as_ptr() as usize;
-    let own = region.map(ByteCount(WORKED_ON as u64)).expect("there is room").as_ptr() as usize;
+    let base = region.map(ByteCount(TOUCHED as u64)).expect("there is room").cast::<u8>().as_ptr()
+        as usize;
+    let own = region.map(ByteCount(WORKED_ON as u64)).expect("there is room").cast::<u8>().as_ptr()
+        as usize;
     work_under_signals(base, |round| work(&region, own, round));
 }
 
@@ -177,7 +179,7 @@ fn an_in_thread_region_is_dropped_while_threads_fault_in_another() {
     let config = || config(Install::Auto).mode(FaultMode::InThread);
     let store = || mem_store(ByteCount::mib(128));
     let Some(busy) = region(config(), store()) else { return };
-    let base = busy.map(ByteCount::mib(64)).expect("there is room").as_ptr() as usize;
+    let base = busy.map(ByteCount::mib(64)).expect("there is room").cast::<u8>().as_ptr() as usize;
     (0..PAGES).for_each(|page| write_word(base + page * 4096, stamp(page)));
     let stop = Stop::default();
     let done = AtomicUsize::new(0);
@@ -237,7 +239,7 @@ fn default_action() {
 fn one_page() -> Option<(Region, usize)> {
     let config = config(Install::Auto).mode(FaultMode::InThread);
     let region = region(config, mem_store(ByteCount::mib(64)))?;
-    let base = region.map(ByteCount::mib(1)).expect("there is room").as_ptr() as usize;
+    let base = region.map(ByteCount::mib(1)).expect("there is room").cast::<u8>().as_ptr() as usize;
     write_word(base, 7);
     Some((region, base))
 }

@@ -302,7 +302,7 @@ fn random_write_errors_lose_nothing() {
 }
 
 /// Takes memory, a few pages at a time, and fills it, until it is refused.
-fn fill_until_refused(far: &Far) -> Vec<NonNull<u8>> {
+fn fill_until_refused(far: &Far) -> Vec<NonNull<[u8]>> {
     let mut blocks = Vec::new();
     while let Ok(block) = far.region.map(far.len(8)) {
         (0..8).for_each(|page| fill_page(block.as_ptr().addr() + page * PAGE, 7));
@@ -326,7 +326,7 @@ fn recover(install: Install, errno: i32) {
     let freed = blocks.len();
     for block in blocks {
         // SAFETY: mapped by this case, which is done with it.
-        unsafe { far.region.unmap(block, far.len(8)) }.expect("just mapped");
+        unsafe { far.region.unmap(block) }.expect("just mapped");
     }
     far.discard(0..8);
     // What was there before is there again, though the device still fails.
@@ -334,7 +334,7 @@ fn recover(install: Install, errno: i32) {
     assert!(blocks.len() + 2 >= freed, "{} of {freed} blocks", blocks.len());
     for block in blocks {
         // SAFETY: as above.
-        unsafe { far.region.unmap(block, far.len(8)) }.expect("just mapped");
+        unsafe { far.region.unmap(block) }.expect("just mapped");
     }
     far.control.heal();
     let mut taken = None;
@@ -342,9 +342,9 @@ fn recover(install: Install, errno: i32) {
         taken = far.region.map(far.len(pages)).ok();
         taken.is_some()
     });
-    let ptr = taken.expect("waited for");
+    let range = taken.expect("waited for");
     // SAFETY: as above.
-    unsafe { far.region.unmap(ptr, far.len(pages)) }.expect("just mapped");
+    unsafe { far.region.unmap(range) }.expect("just mapped");
     far.expect_healthy();
 }
 

@@ -336,7 +336,7 @@ impl Everything {
         };
         let config = RegionConfig::new().limit(ByteCount::mib(8));
         let region = crate::common::region(config, store())?;
-        let mapped = region.map(ByteCount::mib(16)).expect("there is room");
+        let mapped = region.map(ByteCount::mib(16)).expect("there is room").cast::<u8>();
         // SAFETY: mapped just now, 16 MiB.
         unsafe { mapped.write_bytes(1, 16 << 20) };
         let collective = Collective::create(CollectiveConfig::new(), store());
@@ -368,7 +368,11 @@ impl Everything {
         // SAFETY: allocated with this layout, freed once.
         unsafe { self.collective.deallocate(self.object, layout) };
         // SAFETY: mapped once, and nobody uses it any more.
-        unsafe { self.region.unmap(self.mapped, ByteCount::mib(16)) }.expect("was mapped");
+        unsafe {
+            self.region
+                .unmap(NonNull::slice_from_raw_parts(self.mapped, ByteCount::mib(16).as_usize()))
+        }
+        .expect("was mapped");
         drop((self.spilled, self.temporary, self.small, self.collective, self.pool));
         drop((self.region, self.account, self.manager, self.heap));
     }

@@ -114,7 +114,7 @@ fn temporary_memory_takes_the_room_of_far_pages_and_their_data_survives() {
     let manager = manager(64);
     let Some(region) = far(&manager, mem_store(ByteCount::mib(256))) else { return };
     let len = ByteCount::mib(60);
-    let data = region.map(len).expect("mapped");
+    let data = region.map(len).expect("mapped").cast::<u8>();
     write_numbers(data, len, 1);
     assert!(used(&manager, "far heap") > ByteCount::mib(30), "{:?}", manager.stats());
     let memory = unspilled(&manager, ByteCount::mib(40));
@@ -127,7 +127,8 @@ fn temporary_memory_takes_the_room_of_far_pages_and_their_data_survives() {
     drop(memory);
     assert_eq!(used(&manager, "temporary"), ByteCount::ZERO);
     // SAFETY: mapped by this case, which is done with it.
-    unsafe { region.unmap(data, len) }.expect("mapped above");
+    unsafe { region.unmap(NonNull::slice_from_raw_parts(data, len.as_usize())) }
+        .expect("mapped above");
 }
 
 #[test]
@@ -142,7 +143,7 @@ fn far_memory_takes_the_room_of_clean_table_pages_before_it_evicts_its_own() {
     let pool_full = pool.stats().resident_bytes;
     assert!(pool_full > ByteCount::mib(45), "{:?}", pool.stats());
     let len = ByteCount::mib(40);
-    let data = region.map(len).expect("mapped");
+    let data = region.map(len).expect("mapped").cast::<u8>();
     write_numbers(data, len, 3);
     // It evicts its own while it has waited for the pool for 5 ms, which a busy machine makes it. If
     // it went first, it would get what the pool leaves, and write the rest.
@@ -207,7 +208,7 @@ fn a_limit_below_what_is_pinned_in_far_memory_is_refused_by_name() {
     let manager = manager(64);
     let Some(region) = far(&manager, mem_store(ByteCount::mib(256))) else { return };
     let (len, rest) = (ByteCount::mib(24), ByteCount::mib(16));
-    let (data, more) = (region.map(len).expect("mapped"), region.map(rest).expect("mapped"));
+    let [data, more] = [len, rest].map(|len| region.map(len).expect("mapped").cast::<u8>());
     write_numbers(data, len, 5);
     write_numbers(more, rest, 6);
     let pinned = region.pin(bytes(data.as_ptr(), len)).expect("pinned");
@@ -232,7 +233,7 @@ fn when_everything_is_pinned_the_error_names_the_holders_after_the_deadline() {
     let Some(region) = far(&manager, mem_store(ByteCount::mib(256))) else { return };
     let pool = pool(&manager, 64);
     let len = ByteCount::mib(36);
-    let data = region.map(len).expect("mapped");
+    let data = region.map(len).expect("mapped").cast::<u8>();
     write_numbers(data, len, 7);
     let _pinned = region.pin(bytes(data.as_ptr(), len)).expect("pinned");
     let ids = fill_pool(&pool, 2500);
@@ -259,7 +260,7 @@ fn floors_keep_what_they_promise() {
     let Some(region) = far(&manager, mem_store(ByteCount::mib(256))) else { return };
     region.account().expect("joined").set_floor(ByteCount::mib(30)).expect("below the limit");
     let len = ByteCount::mib(50);
-    let data = region.map(len).expect("mapped");
+    let data = region.map(len).expect("mapped").cast::<u8>();
     write_numbers(data, len, 8);
     // What would push far memory below its floor spills instead.
     let memory = manager.allocate_temporary(ByteCount::mib(40)).expect("spills");
@@ -278,7 +279,7 @@ fn two_managers_know_nothing_of_each_other() {
     let Some(first) = far(&one, mem_store(ByteCount::mib(128))) else { return };
     let Some(second) = far(&other, mem_store(ByteCount::mib(128))) else { return };
     let len = ByteCount::mib(48);
-    let (a, b) = (first.map(len).expect("mapped"), second.map(len).expect("mapped"));
+    let [a, b] = [&first, &second].map(|far| far.map(len).expect("mapped").cast::<u8>());
     write_numbers(a, len, 9);
     write_numbers(b, len, 10);
     let memory = one.allocate_temporary(ByteCount::mib(16)).expect("far pages give way");
@@ -298,7 +299,7 @@ fn a_full_device_fails_the_allocation_that_would_spill_and_loses_nothing() {
     let manager = manager(32);
     let Some(region) = far(&manager, mem_store(ByteCount::mib(64))) else { return };
     let len = ByteCount::mib(40);
-    let data = region.map(len).expect("mapped");
+    let data = region.map(len).expect("mapped").cast::<u8>();
     write_numbers(data, len, 11);
     let error = manager.allocate_temporary(ByteCount::mib(64)).expect_err("24 MiB are left");
     assert!(matches!(error, Error::StoreFull { .. }), "{error}");
@@ -318,7 +319,7 @@ fn a_device_that_refuses_writes_fails_claims_in_time_and_loses_nothing() {
     let control = store.control();
     let Some(region) = far(&manager, Arc::new(store)) else { return };
     let len = ByteCount::mib(50);
-    let data = region.map(len).expect("mapped");
+    let data = region.map(len).expect("mapped").cast::<u8>();
     write_numbers(data, len, 13);
     control.fail_fraction(Op::Write, 1_000_000, libc::EIO);
     let account = manager.join("query").expect("room");
@@ -344,7 +345,7 @@ fn tables_are_charged_for_what_was_touched_not_for_what_is_reserved() {
     let (count, each) = (64, ByteCount::mib(4));
     let mut last = None;
     for _ in 0..count {
-        let range = region.map(each).expect("mapped");
+        let range = region.map(each).expect("mapped").cast::<u8>();
         write_numbers(range, ByteCount::kib(4), 14);
         last = Some(range);
     }
@@ -353,8 +354,9 @@ fn tables_are_charged_for_what_was_touched_not_for_what_is_reserved() {
     assert!(more >= ByteCount::kib(8 * count) && more <= ByteCount::kib(16 * count + 64));
     assert_eq!(region.stats().metadata_bytes.0, sparse.get());
     // SAFETY: mapped by this case, which is done with it.
-    unsafe { region.unmap(last.expect("mapped"), each) }.expect("mapped above");
-    let again = region.map(each).expect("mapped");
+    unsafe { region.unmap(NonNull::slice_from_raw_parts(last.expect("mapped"), each.as_usize())) }
+        .expect("mapped above");
+    let again = region.map(each).expect("mapped").cast::<u8>();
     assert_eq!(Some(again), last, "addresses are used again");
     write_numbers(again, ByteCount::kib(4), 14);
     assert_eq!(tables(), sparse, "tables that exist cost nothing again");
@@ -379,7 +381,7 @@ fn far_memory_lives_on_its_floor_when_others_hold_the_rest() {
     account.set_reclaimer(stubborn);
     manager.charge(&account, ByteCount::mib(24)).expect("fits");
     let len = ByteCount::mib(48);
-    let data = region.map(len).expect("mapped");
+    let data = region.map(len).expect("mapped").cast::<u8>();
     write_numbers(data, len, 15);
     assert_numbers(data, len, 15);
     let stats = manager.stats();
@@ -400,7 +402,7 @@ fn far_memory_lives_on_its_floor_beside_counted_memory(limit: ByteCount, config:
     let account = region.account().expect("joined");
     account.set_floor(ByteCount::ZERO).expect("it keeps what it needs");
     assert_eq!(account.floor(), floor);
-    let data = region.map(len).expect("mapped");
+    let data = region.map(len).expect("mapped").cast::<u8>();
     write_numbers(data, len, 16);
     let library = manager.join("library").expect("room");
     library.set_used(ByteCount(2 * limit.get()));
@@ -447,7 +449,7 @@ fn tables_of_slots_stay_within_the_limit_where_others_take_all_that_is_freed() {
     account.set_floor(ByteCount::ZERO).expect("it keeps what it needs");
     let library = manager.join("library").expect("room");
     for (round, len) in [16, 40, 64].map(ByteCount::mib).into_iter().enumerate() {
-        let data = region.map(len).expect("mapped");
+        let data = region.map(len).expect("mapped").cast::<u8>();
         write_numbers(data, len, round as u64);
         // All of it leaves, to slots that had no tables, and each byte that it frees is taken.
         library.set_used(ByteCount(2 * limit.get()));
@@ -506,7 +508,7 @@ fn everything_at_once_stays_below_a_limit_that_moves() {
     let pool = pool(&manager, 128);
     let ids = fill_pool(&pool, 10_000);
     let len = ByteCount::mib(64);
-    let data = region.map(len).expect("mapped");
+    let data = region.map(len).expect("mapped").cast::<u8>();
     write_numbers(data, len, seed);
     let address = data.as_ptr().expose_provenance();
     let stop = AtomicBool::new(false);

@@ -30,7 +30,7 @@ impl Data {
         let len = ByteCount::mib(160);
         let config = RegionConfig::new().limit(limit);
         let region = region(config, store)?;
-        let base = region.map(len).expect("fits the device").as_ptr();
+        let base = region.map(len).expect("fits the device").cast::<u8>().as_ptr();
         let mut data = Data { region, base, stamps: vec![0; len.as_usize() / UNIT] };
         (0..data.stamps.len()).for_each(|unit| data.write(unit, unit as u64 | 1 << 63));
         Some(data)
@@ -205,7 +205,7 @@ fn what_is_filled_in_order_comes_in_chunks_although_the_ones_before_have_left() 
     let config = RegionConfig::new().limit(LIMIT);
     let Some(region) = region(config, mem_store(ByteCount::mib(64))) else { return };
     let len = ByteCount((CHUNKS * CHUNK) as u64);
-    let base = region.map(len).expect("fits the device").as_ptr();
+    let base = region.map(len).expect("fits the device").cast::<u8>().as_ptr();
     let mut lone = Vec::new();
     for chunk in 0..CHUNKS {
         let (first, chunk_len) = (base.wrapping_add(chunk * CHUNK), ByteCount(CHUNK as u64));
@@ -234,8 +234,11 @@ fn a_part_of_a_chunk_leaves_although_the_rest_is_being_filled() {
     {
         let config = RegionConfig::new().limit(LIMIT);
         let Some(region) = region(config, mem_store(ByteCount::mib(64))) else { return };
-        let base =
-            region.map(ByteCount((CHUNKS * CHUNK) as u64)).expect("fits the device").as_ptr();
+        let base = region
+            .map(ByteCount((CHUNKS * CHUNK) as u64))
+            .expect("fits the device")
+            .cast::<u8>()
+            .as_ptr();
         let start = base.expose_provenance();
         let words = |first: usize| (first..first + CHUNK / 2).step_by(UNIT).map(|at| start + at);
         let word = std::ptr::with_exposed_provenance_mut::<usize>;
@@ -298,25 +301,25 @@ fn chunks_that_are_stored_whole_hold_what_was_given_and_leave_the_limit_alone() 
     let config = RegionConfig::new().limit(LIMIT);
     let Some(region) = region(config, mem_store(ByteCount::mib(256))) else { return };
     let len = ByteCount((CHUNKS * CHUNK) as u64);
-    let base = region.map(len).expect("fits the device").as_ptr();
+    let base = region.map(len).expect("fits the device").cast::<u8>().as_ptr();
     let value = |chunk: usize, at: usize| ((chunk << 32 | at) as u64).wrapping_mul(0x9E37_79B9) | 1;
     let values = |chunk| (0..CHUNK / 8).map(|at| value(chunk, at)).collect::<Vec<_>>();
     let mut stored = 0;
     for chunk in 0..CHUNKS {
-        let (ptr, from) = (base.wrapping_add(chunk * CHUNK), values(chunk));
-        // SAFETY: the chunk is mapped and of this thread alone; the values are as long.
-        if unsafe { region.store_chunk(ptr, from.as_ptr().cast()) } {
+        let (ptr, from) = (base.wrapping_add(chunk * CHUNK).cast::<u64>(), values(chunk));
+        // SAFETY: the chunk is mapped and of this thread alone.
+        if unsafe { region.store_chunk(ptr, &from) } {
             stored += 1;
             // It holds something now, and stays as it is.
             // SAFETY: as above.
-            assert!(!unsafe { region.store_chunk(ptr, values(99).as_ptr().cast()) });
+            assert!(!unsafe { region.store_chunk(ptr, &values(99)) });
         } else {
             // SAFETY: as above.
-            unsafe { ptr.copy_from_nonoverlapping(from.as_ptr().cast(), CHUNK) };
+            unsafe { ptr.copy_from_nonoverlapping(from.as_ptr(), CHUNK / 8) };
         }
-        let elsewhere = [ptr.wrapping_add(CHUNK / 2), std::ptr::without_provenance_mut(CHUNK)];
+        let elsewhere = [ptr.wrapping_add(CHUNK / 16), std::ptr::without_provenance_mut(CHUNK)];
         // SAFETY: no chunk of the region begins there, so that nothing is done.
-        let refused = elsewhere.map(|at| unsafe { region.store_chunk(at, from.as_ptr().cast()) });
+        let refused = elsewhere.map(|at| unsafe { region.store_chunk(at, &from) });
         assert_eq!(refused, [false, false]);
     }
     let seen = region.stats();

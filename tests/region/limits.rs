@@ -74,7 +74,7 @@ fn free_every_other_mib(free: impl Fn(&Region)) -> Option<(u64, u64)> {
     let store = BlockStore::create(&path, Some(ByteCount::mib(64)), false).expect("a new file");
     let config = smallest().span(ByteCount::gib(1));
     let region = crate::common::region(config, Arc::new(store))?;
-    let base = region.map(ByteCount::mib(32)).expect("the span has room").as_ptr();
+    let base = region.map(ByteCount::mib(32)).expect("the span has room").cast::<u8>().as_ptr();
     for at in (0..32 << 20).step_by(PAGE) {
         // SAFETY: within the mapping, which this test alone uses.
         unsafe { base.wrapping_add(at).cast::<usize>().write_volatile(at + 1) };
@@ -114,14 +114,15 @@ fn a_region_that_ends_empty_leaves_its_file_empty() {
     let store = BlockStore::create(&path, Some(ByteCount::mib(64)), false).expect("a new file");
     let config = smallest().span(ByteCount::gib(1)).encrypt(true);
     let Some(region) = crate::common::region(config, Arc::new(store)) else { return };
-    let base = region.map(ByteCount::mib(32)).expect("the span has room");
+    let base = region.map(ByteCount::mib(32)).expect("the span has room").cast::<u8>();
     // SAFETY: the mapping, which this test alone uses.
     unsafe { base.as_ptr().write_bytes(7, 32 << 20) };
     region.evict_all().expect("the store has room");
     let occupied = || fs::metadata(&path).expect("the file").blocks() * 512;
     assert!(occupied() >= 32 << 20, "{} bytes", occupied());
     // SAFETY: nobody uses it any more.
-    unsafe { region.unmap(base, ByteCount::mib(32)) }.expect("mapped");
+    unsafe { region.unmap(NonNull::slice_from_raw_parts(base, ByteCount::mib(32).as_usize())) }
+        .expect("mapped");
     drop(region);
     assert!(occupied() <= 64 << 10, "{} bytes are left", occupied());
 }
@@ -135,7 +136,7 @@ fn a_page_that_is_pinned_many_times_counts_once() {
     let _watch = watchdog("pins of one page", HANG);
     let Some(region) = region(smallest(), ByteCount::mib(32)) else { return };
     let most = (8 << 20) / PAGE * 3 / 4;
-    let data = region.map(ByteCount((2 * most * PAGE) as u64)).expect("mapped");
+    let data = region.map(ByteCount((2 * most * PAGE) as u64)).expect("mapped").cast::<u8>();
     let byte = |page: usize| data.as_ptr().wrapping_add(page * PAGE);
     for _ in 0..255 {
         region
@@ -172,7 +173,8 @@ fn pages_of_many_mappings_leave_within_the_limit() {
     const THREADS: usize = 4;
     let config = RegionConfig::new().limit(ByteCount::mib(8));
     let Some(region) = region(config, ByteCount::mib(512)) else { return };
-    let data = region.map(ByteCount((PAGES * PAGE) as u64)).expect("mapped").as_ptr() as usize;
+    let data = region.map(ByteCount((PAGES * PAGE) as u64)).expect("mapped").cast::<u8>().as_ptr()
+        as usize;
     let word = |page: usize| (data + page * PAGE) as *mut u64;
     for page in 0..PAGES {
         // SAFETY: inside the range that was mapped above, which only this case uses.
@@ -230,13 +232,14 @@ fn tables_come_back_when_what_they_describe_is_freed() {
     let len = ByteCount::mib(64);
     let pages = len.as_usize() / PAGE;
     for round in 0..2 {
-        let data = region.map(len).expect("room");
+        let data = region.map(len).expect("room").cast::<u8>();
         write_pages(data, pages, round);
         check_pages(data, pages, round);
         let full = tables();
         assert!(full.get() >= start.get() + (500 << 10), "{full} for {len}");
         // SAFETY: nobody uses it any more.
-        unsafe { region.unmap(data, len) }.expect("mapped above");
+        unsafe { region.unmap(NonNull::slice_from_raw_parts(data, len.as_usize())) }
+            .expect("mapped above");
         // Of slots that were in use a few stay ready.
         let back = || tables() <= ByteCount(start.get() + (64 << 10));
         assert!(eventually(back), "{} of {full} are still charged\n{}", tables(), region.stats());
@@ -252,7 +255,7 @@ fn tables_of_a_part_stay_while_another_part_is_in_use() {
     let Some(region) = region(smallest(), ByteCount::mib(64)) else { return };
     let (count, part) = (16, ByteCount::mib(2));
     let pages = part.as_usize() / PAGE;
-    let parts: Vec<_> = (0..count).map(|_| region.map(part).expect("room")).collect();
+    let parts: Vec<_> = (0..count).map(|_| region.map(part).expect("room").cast::<u8>()).collect();
     for round in 0..6_u64 {
         // Threads fill some while others are freed and filled again.
         std::thread::scope(|scope| {
@@ -280,7 +283,7 @@ fn tables_of_a_part_stay_while_another_part_is_in_use() {
             }
         });
         for (n, data) in parts.iter().enumerate() {
-            check_pages(*data, pages, round << 32 | (n as u64) << 24);
+            check_pages(data.cast(), pages, round << 32 | (n as u64) << 24);
         }
     }
     assert!(region.stats().resident_bytes_max.0 <= 8 << 20, "{}", region.stats());
@@ -308,10 +311,10 @@ fn memory_whose_tables_do_not_fit_is_refused_and_what_is_granted_can_be_used() {
     assert!(got <= most && got.get() + 2 * part.get() >= most.get(), "{got} of {most}");
     // Each page of it is touched, and leaves.
     for (n, data) in parts.iter().enumerate() {
-        write_pages(*data, pages, n as u64);
+        write_pages(data.cast(), pages, n as u64);
     }
     for (n, data) in parts.iter().enumerate().step_by(8) {
-        check_pages(*data, pages, n as u64);
+        check_pages(data.cast(), pages, n as u64);
     }
     let stats = region.stats();
     assert_eq!(stats.poisoned, 0, "{stats}");
@@ -320,7 +323,7 @@ fn memory_whose_tables_do_not_fit_is_refused_and_what_is_granted_can_be_used() {
     // With some given back, as much is granted again.
     let given = parts.pop().expect("several");
     // SAFETY: nobody uses it any more.
-    unsafe { region.unmap(given, part) }.expect("mapped above");
+    unsafe { region.unmap(given) }.expect("mapped above");
     region.map(part).expect("room for the same again");
     region.map(part).expect_err("and not for more");
 }
@@ -333,7 +336,7 @@ fn a_limit_below_what_tables_need_is_refused_and_the_least_works() {
     let config = smallest().limit(ByteCount::mib(64));
     let Some(region) = region(config, ByteCount::gib(2)) else { return };
     let len = ByteCount::mib(1536);
-    let data = region.map(len).expect("the limit is large enough for its tables");
+    let data = region.map(len).expect("the limit is large enough for its tables").cast::<u8>();
     // A page of each chunk is enough for most of its tables.
     let pages = (0..len.as_usize() / PAGE).step_by(CHUNK / PAGE);
     let word = |page: usize| data.as_ptr().wrapping_add(page * PAGE).cast::<usize>();

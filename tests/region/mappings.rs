@@ -65,7 +65,7 @@ fn chunks_are_closed_although_the_process_has_no_mapping_left() {
         let _watch = watchdog("no mapping left", HANG);
         let Some(region) = region() else { return };
         let len = 96 << 20;
-        let data = region.map(ByteCount(len as u64)).expect("room");
+        let data = region.map(ByteCount(len as u64)).expect("room").cast::<u8>();
         touch(data, 0, 32 << 20);
         let opened = region.stats().chunks_opened;
         use_up_mappings();

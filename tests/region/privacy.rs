@@ -25,7 +25,7 @@ fn config() -> RegionConfig {
 /// Fills as many pages as there are with a pattern and evicts them.
 fn fill(region: &Region) -> *mut u64 {
     let len = ByteCount((PAGES * PAGE) as u64);
-    let base = region.map(len).expect("the span has room").as_ptr().cast::<u64>();
+    let base = region.map(len).expect("the span has room").cast::<u8>().as_ptr().cast::<u64>();
     for at in 0..PAGES * PAGE / 8 {
         // SAFETY: within the mapping.
         let word = unsafe { base.add(at) };

@@ -10,6 +10,7 @@ use crate::common::{
 };
 use farheap::ByteCount;
 use farheap::region::{Advice, FaultMode, Install, Region, RegionConfig, Stats};
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -159,7 +160,8 @@ fn hammer_after(
     let part = ByteCount((limit.0 * 4 / threads as u64).next_multiple_of(UNIT as u64));
     let bytes = ByteCount(part.0 * threads as u64 * 2);
     let region = region(config, mem_store(bytes))?;
-    let base = region.map(ByteCount(part.0 * threads as u64)).expect("the span has room");
+    let base =
+        region.map(ByteCount(part.0 * threads as u64)).expect("the span has room").cast::<u8>();
     let base_addr = base.as_ptr() as usize;
     std::thread::scope(|scope| {
         for thread in 0..threads {
@@ -182,7 +184,8 @@ fn hammer_after(
     assert!(stats.pages_out > 0 && stats.pages_in > 0, "the limit had no effect");
     assert_eq!((stats.poisoned, stats.panics), (0, 0));
     // SAFETY: mapped by this case, which is done with it.
-    unsafe { region.unmap(base, ByteCount(part.0 * threads as u64)) }.expect("mapped above");
+    unsafe { region.unmap(NonNull::slice_from_raw_parts(base, part.as_usize() * threads)) }
+        .expect("mapped above");
     // Slots of pages that were being read or written are freed when the device has answered.
     let left = || (region.stats().committed_bytes.0, region.stats().stored_bytes.0);
     assert!(eventually(|| left() == (0, 0)), "slots outlive their pages: {:?}", left());
@@ -289,7 +292,7 @@ fn a_page_discarded_while_its_chunk_is_opened_reads_as_zero() {
     let config = RegionConfig::new().limit(ByteCount::mib(64));
     let Some(region) = region(config, mem_store(ByteCount::mib(64))) else { return };
     let len = ByteCount((UNITS * UNIT) as u64);
-    let base = region.map(len).expect("the span has room");
+    let base = region.map(len).expect("the span has room").cast::<u8>();
     let start = base.as_ptr() as usize;
     let word = |unit: usize| (start + unit * UNIT) as *mut u64;
     let mut dice = Dice::new(seed("discard beside opening"));

@@ -13,6 +13,7 @@ use crate::common::{Dice, bytes, mem_store, region, seed, watchdog};
 use farheap::ByteCount;
 use farheap::region::{Advice, Install, Region, RegionConfig};
 use farheap::store::Op;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -87,19 +88,19 @@ impl Shadow<'_> {
     fn map_and_unmap(&mut self) {
         let units = 1 + self.dice.below(64) as usize;
         let len = ByteCount((units * UNIT) as u64);
-        let Ok(base) = self.region.map(len) else { return };
+        let Ok(range) = self.region.map(len) else { return };
         let mut brief = Shadow {
             region: self.region,
-            base: base.as_ptr() as usize,
+            base: range.addr().get(),
             stamps: vec![0; units],
             dice: self.dice.clone(),
         };
         (0..units).for_each(|unit| brief.check(unit));
         (0..units).for_each(|unit| brief.write(unit));
-        drop(self.region.advise(&[bytes(base.as_ptr(), len)], Advice::PageOutNow));
+        drop(self.region.advise(&[range.as_ptr().cast_const()], Advice::PageOutNow));
         (0..units).for_each(|unit| brief.check(unit));
         // SAFETY: mapped by this case, which is done with it.
-        unsafe { self.region.unmap(base, len) }.expect("just mapped");
+        unsafe { self.region.unmap(range) }.expect("just mapped");
     }
 }
 
@@ -132,7 +133,7 @@ fn soak(config: RegionConfig, seed: u64, duration: Duration) -> Option<u64> {
     let faulty = FaultyStore::new(mem_store(ByteCount(all.0 * 2)), seed);
     let control = faulty.control();
     let region = region(config, Arc::new(faulty))?;
-    let base = region.map(all).expect("the span has room");
+    let base = region.map(all).expect("the span has room").cast::<u8>();
     let (base_addr, end) = (base.as_ptr() as usize, Instant::now() + duration);
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
@@ -166,7 +167,8 @@ fn soak(config: RegionConfig, seed: u64, duration: Duration) -> Option<u64> {
     assert!(stats.resident_bytes.0 <= limit.0);
     assert!(stats.resident_bytes_max.0 <= limit.0 * 3 / 2);
     // SAFETY: mapped by this case, which is done with it.
-    unsafe { region.unmap(base, all) }.expect("mapped above");
+    unsafe { region.unmap(NonNull::slice_from_raw_parts(base, all.as_usize())) }
+        .expect("mapped above");
     let started = Instant::now();
     while region.stats().stored_bytes.0 > 0 {
         assert!(started.elapsed() < crate::common::PATIENCE, "slots outlive their pages");

@@ -29,7 +29,11 @@ impl Arena {
             .span(ByteCount::gib(1))
             .readahead(false);
         let region = region(config, mem_store(ByteCount::mib(64)))?;
-        let base = region.map(ByteCount((64 * PAGE) as u64)).expect("the span has room").as_ptr();
+        let base = region
+            .map(ByteCount((64 * PAGE) as u64))
+            .expect("the span has room")
+            .cast::<u8>()
+            .as_ptr();
         Some(Arena { region, base })
     }
 
@@ -154,7 +158,7 @@ fn a_page_freed_while_it_is_being_written_is_a_write_in_vain() {
     let control = faulty.control();
     let config = RegionConfig::new().limit(RegionConfig::LIMIT_MIN).span(ByteCount::gib(1));
     let Some(region) = region(config, Arc::new(faulty)) else { return };
-    let ptr = region.map(page).expect("room").as_ptr();
+    let ptr = region.map(page).expect("room").cast::<u8>().as_ptr();
     // SAFETY: mapped above.
     unsafe { ptr.write_volatile(1) };
     control.pause();
@@ -231,7 +235,8 @@ fn fresh_data_that_is_read_back_in_order_is_written_once() {
     let (limit, data) = (64 * MIB, 128 * MIB);
     let config = RegionConfig::new().limit(ByteCount(limit as u64));
     let Some(region) = region(config, mem_store(ByteCount((2 * data) as u64))) else { return };
-    let base = region.map(ByteCount(data as u64)).expect("room").as_ptr().cast::<usize>();
+    let base =
+        region.map(ByteCount(data as u64)).expect("room").cast::<u8>().as_ptr().cast::<usize>();
     // SAFETY: in the mapping, which this test alone uses.
     let word = |at: usize| unsafe { base.add(at) };
     let words = || (0..data / 8).step_by(4096 / 8);
@@ -256,7 +261,7 @@ fn evicted_together(install: Install) -> Option<(Region, *mut u8)> {
     let config =
         RegionConfig::new().limit(RegionConfig::LIMIT_MIN).install(install).span(ByteCount::gib(1));
     let region = region(config, mem_store(ByteCount::mib(64)))?;
-    let base = region.map(ByteCount::kib(64)).expect("the span has room").as_ptr();
+    let base = region.map(ByteCount::kib(64)).expect("the span has room").cast::<u8>().as_ptr();
     for n in 0..16 {
         // SAFETY: in the mapping, which this test alone uses.
         unsafe { base.wrapping_add(n * 4096).write_volatile(n as u8) };

@@ -87,7 +87,7 @@ fn crowded(store: Arc<dyn Store>) -> Option<(Region, *mut u64, usize)> {
     const LEN: ByteCount = ByteCount::mib(24);
     let config = RegionConfig::new().limit(ByteCount::mib(8)).deadline(Duration::from_secs(30));
     let region = region(config, store)?;
-    let ptr = region.map(LEN).expect("mapped").as_ptr().cast();
+    let ptr = region.map(LEN).expect("mapped").cast::<u8>().as_ptr().cast();
     Some((region, ptr, LEN.get() as usize / 8))
 }
 

@@ -155,7 +155,7 @@ pub(crate) fn first_touch(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
             Box::new(|time| {
                 repeat(time, || {
                     let length = ByteCount(data as u64);
-                    let ptr = far.region.map(length).map_err(Failure::of)?;
+                    let ptr = far.region.map(length).map_err(Failure::of)?.cast::<u8>();
                     let words = far::range(&far.region, ptr.as_ptr(), data);
                     let sample = timed(|| touch_all(words));
                     words.unmap(&far.region)?;

@@ -77,7 +77,7 @@ pub(crate) fn short_lived(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
     let far = Far::fresh(config, store, KERNEL_PAGE)?;
     for turn in 0..TURNS {
         let length = ByteCount(size as u64);
-        let ptr = far.region.map(length).map_err(Failure::of)?;
+        let ptr = far.region.map(length).map_err(Failure::of)?.cast::<u8>();
         let words = far::range(&far.region, ptr.as_ptr(), size);
         (0..words.len()).for_each(|at| words.write(at, stamped(at, turn as u64)));
         (0..words.len()).step_by(64).for_each(|at| check(at, words.read(at)));

@@ -277,7 +277,7 @@ impl Collective {
             let len = ByteCount((count * self.page_bytes) as u64);
             // SAFETY: the object was mapped for the caller, who gives it back (and promises that
             // nobody uses it).
-            unsafe { self.region.unmap(ptr, len) }
+            unsafe { self.region.unmap(NonNull::slice_from_raw_parts(ptr, len.as_usize())) }
                 .expect("a large object is a range of the region");
             return;
         }
@@ -423,7 +423,7 @@ impl Collective {
     /// Maps pages of the collective, whatever else the region has.
     fn map_pages(&self, count: usize) -> farheap::Result<NonNull<u8>> {
         let page = ByteCount(self.page_bytes as u64);
-        self.region.map_aligned(ByteCount(count as u64 * page.0), page)
+        self.region.map_aligned(ByteCount(count as u64 * page.0), page).map(NonNull::cast)
     }
 
     fn first_page(&self, addr: usize) -> u32 {

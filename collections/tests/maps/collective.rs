@@ -345,7 +345,7 @@ fn what_others_map_in_the_region_is_in_no_page_of_the_collective() {
     let mut all = Vec::new();
     for round in 0..4 {
         let len = ByteCount::kib(4 * (round % 3 + 1));
-        let start = collective.region().map(len).expect("room").as_ptr() as usize;
+        let start = collective.region().map(len).expect("room").cast::<u8>().as_ptr() as usize;
         all.push(start..start + len.as_usize());
         for (size, count) in [(16 << 10, 300), (100 << 10, 1)] {
             for _ in 0..count {
