@@ -84,7 +84,7 @@ struct CountingQueue {
 // SAFETY: all is passed on unchanged to a queue, which keeps the promises of the trait.
 unsafe impl Queue for CountingQueue {
     unsafe fn push(&mut self, request: Request<'_>) -> bool {
-        let len = request.len();
+        let len = request.bytes();
         let count = match request.op {
             Op::Read => &self.counts.read,
             Op::Write => &self.counts.written,

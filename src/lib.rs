@@ -86,7 +86,7 @@ pub mod book {
 #[cfg(not(loom))]
 pub use allocator_api2;
 pub use base::error::{Error, Result};
-pub use base::units::{ByteCount, PageCount, PageId};
+pub use base::units::{ByteCount, PageId};
 #[cfg(all(feature = "heap", not(loom)))]
 pub use heap::{Far, FarHeap, Local, Placement, Scope, Tier, TierMemory, scope};
 // For the interface for C, which is a crate of its own.

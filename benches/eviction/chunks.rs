@@ -7,8 +7,9 @@
 
 use crate::contender::{Contender, Eviction};
 use crate::trace::{CHUNK, Event, Trace};
+use farheap::PageId;
 use farheap::region::policy::Insert;
-use farheap::{PageCount, PageId};
+use farheap::region::policy::PageCount;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use std::collections::VecDeque;

@@ -1,8 +1,9 @@
 //! What is compared: the library's policy, and four that it does not have (`book/src/design/eviction.md`).
 
 use crate::s3fifo::S3Fifo;
+use farheap::PageId;
+use farheap::region::policy::PageCount;
 use farheap::region::policy::{Insert, Policy};
-use farheap::{PageCount, PageId};
 use std::fmt;
 
 /// Turns that a page can earn, at most, by being touched while it cools: as in the library.

@@ -6,8 +6,9 @@
 //! original reads from its counters: it promotes to the main queue, and there earns turns.
 
 use crate::contender::{Contender, Eviction, Hand};
+use farheap::PageId;
 use farheap::region::policy::Insert;
-use farheap::{PageCount, PageId};
+use farheap::region::policy::PageCount;
 use std::collections::VecDeque;
 
 /// The probation queue's share of the resident pages, in percent.

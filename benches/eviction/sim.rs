@@ -7,8 +7,9 @@
 
 use crate::contender::{Contender, Eviction};
 use crate::trace::{Event, Trace};
+use farheap::PageId;
 use farheap::region::policy::Insert;
-use farheap::{PageCount, PageId};
+use farheap::region::policy::PageCount;
 use std::collections::{BinaryHeap, VecDeque};
 
 /// What became of a trace's touches.

@@ -372,7 +372,7 @@ fn allocate_ms(options: &Options, warm: Warm) -> Result<Taken, Failure> {
     let began = Instant::now();
     touch(memory.as_ptr().as_ptr(), half.as_usize());
     let again = began.elapsed().as_secs_f64() * 1e3;
-    manager.free_temporary(memory);
+    drop(memory);
     let gib = half.get() as f64 / (1u64 << 30) as f64;
     let [allocated, touched, again, faults] =
         [allocated, touched, again, faults].map(|figure| figure / gib);

@@ -387,13 +387,13 @@ pub extern "C" fn farheap_status_name(status: farheap_status) -> *const c_char {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farheap::{ByteCount, PageCount, PageId};
+    use farheap::{ByteCount, PageId};
     use std::panic::resume_unwind;
     use std::time::Duration;
 
     fn all() -> Vec<(Error, farheap_status)> {
         let (bytes, waited) = (ByteCount::kib(4), Duration::from_secs(1));
-        let (page, pages) = (PageId(7), PageCount(9));
+        let (page, pages) = (PageId(7), 9);
         vec![
             (Error::Os { call: "mmap", errno: 12 }, FARHEAP_E_OS),
             (Error::UffdUnavailable { reasons: "x".into() }, FARHEAP_E_UFFD_UNAVAILABLE),
@@ -413,16 +413,13 @@ mod tests {
             (
                 Error::WriteRefused {
                     table: "/x".into(),
-                    pages: PageCount(2),
+                    pages: 2,
                     first: page,
                     reason: "r".into(),
                 },
                 FARHEAP_E_WRITE_REFUSED,
             ),
-            (
-                Error::NoSuchPage { page, table: "/x".into(), pages: PageCount(2) },
-                FARHEAP_E_NO_SUCH_PAGE,
-            ),
+            (Error::NoSuchPage { page, table: "/x".into(), pages: 2 }, FARHEAP_E_NO_SUCH_PAGE),
             (
                 Error::LatchTimeout { page, table: "/x".into(), holder: "h".into(), waited },
                 FARHEAP_E_LATCH_TIMEOUT,

@@ -206,7 +206,7 @@ methods! { farheap_manager: Manager;
             let message = format!("{ptr:p} is no temporary memory of this manager");
             Failure::new(FARHEAP_E_BAD_RANGE, message)
         })?;
-        object.manager.free_temporary(memory);
+        drop(memory);
         Ok(())
     }
 }

@@ -56,7 +56,7 @@ trait Guard {
 }
 
 macro_rules! guards {
-    ($($guard:ident is $kind:ident,)*) => {$(
+    ($($guard:ident, of $len:ident bytes, is $kind:ident;)*) => {$(
         impl Guard for $guard<'_> {
             const KIND: farheap_page_kind = $kind;
             #[inline]
@@ -65,16 +65,16 @@ macro_rules! guards {
             }
             #[inline]
             fn bytes(&self) -> (*const u8, usize) {
-                (self.as_ptr(), self.len())
+                (self.as_ptr(), self.$len())
             }
         }
     )*};
 }
 
 guards! {
-    SharedGuard is FARHEAP_PAGE_SHARED,
-    ExclusiveGuard is FARHEAP_PAGE_EXCLUSIVE,
-    OptimisticGuard is FARHEAP_PAGE_OPTIMISTIC,
+    SharedGuard, of len bytes, is FARHEAP_PAGE_SHARED;
+    ExclusiveGuard, of len bytes, is FARHEAP_PAGE_EXCLUSIVE;
+    OptimisticGuard, of payload bytes, is FARHEAP_PAGE_OPTIMISTIC;
 }
 
 /// Puts a guard of a tree's page into the caller's structure.

@@ -332,5 +332,5 @@ pub unsafe extern "C" fn farheap_pool_page_at(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn farheap_pool_pages(pool: *const farheap_pool) -> u64 {
     // SAFETY: the caller does not free the handle during the call.
-    value(0, || Ok(unsafe { handle::get(pool) }?.pages().0))
+    value(0, || Ok(unsafe { handle::get(pool) }?.pages()))
 }

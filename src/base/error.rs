@@ -1,6 +1,6 @@
 //! Why an operation failed: one error type for the whole crate.
 
-use crate::base::units::{ByteCount, PageCount, PageId};
+use crate::base::units::{ByteCount, PageId};
 use std::borrow::Cow;
 use std::fmt;
 use std::path::PathBuf;
@@ -66,12 +66,14 @@ pub enum Error {
         errno: i32,
     },
     /// The store has no place left for a page.
-    #[error("{store} is full: all {} pages that it has room for are in use; enlarge it, or free data", .pages.0)]
+    #[error(
+        "{store} is full: all {pages} pages that it has room for are in use; enlarge it, or free data"
+    )]
     StoreFull {
         /// The store's name.
         store: Arc<str>,
         /// Pages that the store has room for.
-        pages: PageCount,
+        pages: u64,
     },
     /// The bytes read are not the bytes written.
     #[error(
@@ -139,7 +141,7 @@ pub enum Error {
         /// The table file.
         table: PathBuf,
         /// How many.
-        pages: PageCount,
+        pages: u64,
         /// One of them.
         first: PageId,
         /// Answer of the hook.
@@ -153,7 +155,7 @@ pub enum Error {
         /// The table file.
         table: PathBuf,
         /// Pages of the file, used and free.
-        pages: PageCount,
+        pages: u64,
     },
     /// A latch was not free in time.
     #[error(

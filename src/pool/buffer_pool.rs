@@ -20,7 +20,7 @@ use crate::base::error::Error;
 use crate::base::error::Result;
 use crate::base::local::keep_local;
 use crate::base::sync::{Rank, Ranked};
-use crate::base::units::{ByteCount, PageCount, PageId};
+use crate::base::units::{ByteCount, PageId};
 use crate::limit::manager::{Account, Donation, MemoryManager};
 use crate::store::{BlockStore, OnlyUser, Store};
 use std::fmt;
@@ -87,8 +87,8 @@ impl BufferPool {
 
     /// Pages of the table, used and free, pages 0 and 1 (copies of the header) included.
     #[must_use]
-    pub fn pages(&self) -> PageCount {
-        PageCount(self.frames.table.end())
+    pub fn pages(&self) -> u64 {
+        self.frames.table.end()
     }
 
     /// The table file, or what stands for it in errors of a store of another kind.

@@ -134,6 +134,7 @@ impl PoolConfig {
     }
 
     /// Sets the number of pages evicted at a time, 1 to 256; 256 unless set. For measurements.
+    #[doc(hidden)]
     pub fn evict_batch(mut self, pages: usize) -> PoolConfig {
         self.batch = pages.clamp(1, BATCH_MAX);
         self

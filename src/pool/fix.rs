@@ -262,22 +262,6 @@ impl BufferPool {
         Ok(OptimisticGuard { frames: &self.frames, latch, seen })
     }
 
-    /// Looks at a page without holding it, if that needs neither waiting nor I/O.
-    #[inline]
-    #[must_use]
-    pub fn try_fix_optimistic(&self, page: PageId) -> Option<OptimisticGuard<'_>> {
-        let latch = self.frames.table.get(page)?;
-        let seen = latch.load();
-        if !seen.is_readable() {
-            return None;
-        }
-        if !seen.is_ready() {
-            // A thread that changes the word at the moment touches the page, or takes it away.
-            latch.try_touch(seen);
-        }
-        Some(OptimisticGuard { frames: &self.frames, latch, seen })
-    }
-
     #[cold]
     #[inline(never)]
     fn look_slowly(&self, page: PageId) -> Result<LatchWord> {

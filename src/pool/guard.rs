@@ -270,10 +270,10 @@ impl<'p> OptimisticGuard<'p> {
         self.latch.is_unchanged(self.seen)
     }
 
-    /// Bytes that can be read.
+    /// Bytes that can be read: the pool's [payload](super::BufferPool::payload).
     #[inline]
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub fn payload(&self) -> usize {
         self.held().len()
     }
 
@@ -286,16 +286,10 @@ impl<'p> OptimisticGuard<'p> {
         self.ptr()
     }
 
-    /// Never: pages have a payload.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        false
-    }
-
     #[inline]
     fn read<T: Copy>(&self, at: usize) -> Option<T> {
         let end = at.checked_add(size_of::<T>())?;
-        if end > PAYLOAD_MIN && end > self.len() {
+        if end > PAYLOAD_MIN && end > self.payload() {
             return None;
         }
         let ptr = self.ptr().wrapping_add(at).cast::<Unaligned<T>>();
@@ -337,7 +331,7 @@ impl<'p> OptimisticGuard<'p> {
     /// part of the page. Then the page is held exclusively, and this guard is not valid any more.
     #[inline]
     pub fn copy_to(&self, at: usize, into: &mut [u8]) -> Option<()> {
-        let len = self.len();
+        let len = self.payload();
         if at.checked_add(into.len())? > len {
             return None;
         }
@@ -357,7 +351,7 @@ impl<'p> OptimisticGuard<'p> {
     #[inline]
     #[must_use]
     pub fn compare(&self, at: usize, len: usize, key: &[u8]) -> Option<std::cmp::Ordering> {
-        if at.checked_add(len)? > self.len() {
+        if at.checked_add(len)? > self.payload() {
             return None;
         }
         let common = len.min(key.len());

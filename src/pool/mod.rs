@@ -63,5 +63,5 @@ mod write_result;
 pub use buffer_pool::BufferPool;
 pub use config::PoolConfig;
 pub use guard::{ExclusiveGuard, OptimisticGuard, PageVersion, SharedGuard};
-pub use replacement::{Arrival, Clock, Proven, Replacement, Worth};
+pub use replacement::{Clock, Proven, Replacement, Worth};
 pub use stats::PoolStats;

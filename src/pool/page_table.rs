@@ -13,7 +13,7 @@ use super::latch::{Holder, Latch};
 use crate::base::error::{Error, Result};
 use crate::base::strict_assert;
 use crate::base::sync::{AtomicU64, Ordering};
-use crate::base::units::{ByteCount, PageCount, PageId};
+use crate::base::units::{ByteCount, PageId};
 use crate::meta::LazyArray;
 use crate::sys::vm::{Discarder, HUGE_PAGE, Huge, Mapping, Piece};
 use crossbeam_utils::CachePadded;
@@ -273,12 +273,12 @@ impl TablePages {
     }
 
     pub(super) fn no_such_page(&self, page: PageId) -> Error {
-        Error::NoSuchPage { page, table: self.path.clone(), pages: PageCount(self.end()) }
+        Error::NoSuchPage { page, table: self.path.clone(), pages: self.end() }
     }
 
     /// The error of a table that the store has no room for more pages of.
     pub(super) fn full(&self) -> Error {
-        let pages = PageCount(self.capacity() as u64);
+        let pages = self.capacity() as u64;
         Error::StoreFull { store: self.path.display().to_string().into(), pages }
     }
 

@@ -7,16 +7,6 @@
 use super::latch::HEAT_MAX;
 use std::fmt::Debug;
 
-/// How a page comes in.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Arrival {
-    /// Evictions since the page was last evicted, in pools: 1.0 means that as many pages were
-    /// evicted meanwhile as fit into the pool. `None` when it never was, or too long ago.
-    pub away: Option<f32>,
-    /// Read ahead of a touch that may never come.
-    pub prefetched: bool,
-}
-
 /// Worth of a page: laps of the hand it stays without being touched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Worth {
@@ -28,8 +18,10 @@ pub struct Worth {
 
 /// Decides which pages leave the pool. A safe trait: a wrong decision costs time only.
 pub trait Replacement: Send + Sync + Debug {
-    /// Worth of an arriving page.
-    fn arrives(&self, arrival: Arrival) -> Worth;
+    /// Worth of an arriving page. `away` are the evictions since it was last evicted, in pools: 1.0 means that as many
+    /// pages were evicted meanwhile as fit into the pool; `None` when it never was, or too long ago. It is
+    /// `prefetched` if it is read ahead of a touch that may never come.
+    fn arrives(&self, away: Option<f32>, prefetched: bool) -> Worth;
 
     /// The hand passes a page that was touched since its last pass and had `laps` left: how many
     /// it has now.
@@ -41,7 +33,7 @@ pub trait Replacement: Send + Sync + Debug {
 pub struct Clock;
 
 impl Replacement for Clock {
-    fn arrives(&self, _arrival: Arrival) -> Worth {
+    fn arrives(&self, _away: Option<f32>, _prefetched: bool) -> Worth {
         Worth { laps: 0, touched: true }
     }
 
@@ -60,9 +52,9 @@ pub struct Proven;
 const SOON: f32 = 1.0;
 
 impl Replacement for Proven {
-    fn arrives(&self, arrival: Arrival) -> Worth {
-        match arrival.away {
-            Some(away) if away <= SOON && !arrival.prefetched => Worth { laps: 1, touched: true },
+    fn arrives(&self, away: Option<f32>, prefetched: bool) -> Worth {
+        match away {
+            Some(away) if away <= SOON && !prefetched => Worth { laps: 1, touched: true },
             _ => Worth { laps: 0, touched: false },
         }
     }
@@ -78,8 +70,8 @@ mod tests {
 
     #[test]
     fn a_returning_page_is_worth_more_than_a_scanned_one() {
-        let back = Proven.arrives(Arrival { away: Some(0.5), prefetched: false });
-        let new = Proven.arrives(Arrival { away: None, prefetched: false });
+        let back = Proven.arrives(Some(0.5), false);
+        let new = Proven.arrives(None, false);
         assert!(back.laps > new.laps && back.touched && !new.touched);
         assert_eq!(Proven.passes_touched(HEAT_MAX), HEAT_MAX);
     }

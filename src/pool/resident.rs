@@ -9,7 +9,7 @@
 #![expect(unsafe_code, reason = "gives back bits of which none is set")]
 
 use super::latch::{HEAT_MAX, LatchWord, STAMPS};
-use super::replacement::{Arrival, Replacement, Worth};
+use super::replacement::{Replacement, Worth};
 use crate::base::error::Result;
 use crate::base::sync::{AtomicU64, Ordering};
 use crate::base::units::{ByteCount, PageId};
@@ -143,7 +143,7 @@ impl ResidentSet {
             let passed = (self.stamp(pool_pages) + STAMPS - was.stamp()) % STAMPS;
             passed as f32 / STAMPS_PER_POOL as f32
         });
-        let worth = self.policy.arrives(Arrival { away, prefetched });
+        let worth = self.policy.arrives(away, prefetched);
         Worth { laps: worth.laps.min(HEAT_MAX), ..worth }
     }
 

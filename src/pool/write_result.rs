@@ -1,7 +1,7 @@
 //! Outcomes of writes.
 
 use crate::base::error::Error;
-use crate::base::units::{PageCount, PageId};
+use crate::base::units::PageId;
 use std::path::Path;
 
 /// Counts of a group of pages, or of several groups.
@@ -39,7 +39,7 @@ impl WriteResult {
     pub(super) fn into_refusal(self, table: &Path) -> Option<Error> {
         let (first, reason) = self.first?;
         let (table, reason) = (table.to_path_buf(), reason.to_string());
-        Some(Error::WriteRefused { table, pages: PageCount(self.refused), first, reason })
+        Some(Error::WriteRefused { table, pages: self.refused, first, reason })
     }
 }
 
@@ -63,7 +63,7 @@ mod tests {
         all.add(last);
         assert_eq!((all.written, &all.failure), (5, &failure));
         let reason = Error::NotRunning.to_string();
-        let (pages, first) = (PageCount(3), PageId(7));
+        let (pages, first) = (3, PageId(7));
         let expected = Error::WriteRefused { table: table.into(), pages, first, reason };
         assert_eq!(all.into_refusal(table), Some(expected));
     }

@@ -127,14 +127,8 @@ pub struct Request<'a> {
 impl Request<'_> {
     /// Bytes that the request moves.
     #[must_use]
-    pub fn len(&self) -> u64 {
+    pub fn bytes(&self) -> u64 {
         self.segments.iter().map(|segment| segment.len() as u64).sum()
-    }
-
-    /// True if the request moves nothing, which no queue takes.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     /// Asserts that the request is one that a store of `capacity` can be given; returns its bytes.
@@ -145,7 +139,7 @@ impl Request<'_> {
             let aligned = segment.addr() | segment.len();
             assert!(aligned.is_multiple_of(IO_ALIGN) && segment.len() > 0, "bad {segment:?}");
         }
-        let len = self.len();
+        let len = self.bytes();
         check_range(self.offset, len, capacity);
         len
     }

@@ -507,7 +507,7 @@ impl FaultyQueue {
 // reported once after that.
 unsafe impl Queue for FaultyQueue {
     unsafe fn push(&mut self, request: Request<'_>) -> bool {
-        let len = request.len();
+        let len = request.bytes();
         let end = request.offset.checked_add(len).expect("a range");
         assert!(end <= self.capacity.get(), "bytes {}+{len} of {}", request.offset, self.capacity);
         let Some(index) = self.entries.iter().position(Option::is_none) else { return false };

@@ -276,7 +276,7 @@ unsafe impl Queue for PowerQueue {
             }
             at += segment.len() as u64;
         }
-        let (op, len) = (request.op, request.len());
+        let (op, len) = (request.op, request.bytes());
         let result = if fails { Err(failed(op, request.offset, len)) } else { Ok(()) };
         self.done.push((request.token, result));
         true

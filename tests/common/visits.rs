@@ -69,7 +69,7 @@ impl Visits {
             _ => {
                 let value = pool.read_optimistic(id, |look| {
                     let first = look.u64(0);
-                    (1..look.len() / 8).all(|word| look.u64(word * 8) == first).then_some(first)
+                    (1..look.payload() / 8).all(|word| look.u64(word * 8) == first).then_some(first)
                 });
                 let value = value.expect("page").flatten();
                 assert!(value.is_some_and(|value| value >= page), "{page} reads as {value:?}");

@@ -202,7 +202,7 @@ unsafe impl Queue for BadQueue {
             Op::Write => &self.plan.write_push_panics,
         };
         panic_if(panics);
-        let len = request.len();
+        let len = request.bytes();
         match request.op {
             Op::Write => self.find_stamp(&request),
             Op::Read => {

@@ -8,7 +8,7 @@ use crate::common::{PATIENCE, eventually, inject_panic, place};
 use farheap::manager::MemoryManager;
 use farheap::pool::{BufferPool, PoolConfig, SharedGuard};
 use farheap::store::{BlockStore, MemStore, Op, Store};
-use farheap::{ByteCount, Error, PageCount, PageId};
+use farheap::{ByteCount, Error, PageId};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -273,7 +273,7 @@ fn the_log_is_asked_before_every_write_and_what_it_refuses_stays() {
         Error::WriteRefused { pages, first, reason, .. } => {
             assert!(beyond.contains(&first), "{first}");
             assert!(reason.contains(&first.to_string()), "{reason}");
-            pages.0
+            pages
         }
         other => panic!("{other}"),
     };
@@ -315,7 +315,7 @@ fn a_log_that_panics_refuses_that_page_only() {
     let pool = pool_of_a_bad_log(PoolConfig::new().cleaner(false));
     let ids = fill(&pool, 10);
     let error = pool.flush().expect_err("a page is left out");
-    assert!(matches!(error, Error::WriteRefused { pages: PageCount(1), .. }), "{error}");
+    assert!(matches!(error, Error::WriteRefused { pages: 1, .. }), "{error}");
     assert!(error.to_string().contains("panic"), "{error}");
     assert_eq!((pool.stats().pages_written, pool.stats().write_refusals), (9, 1));
     pool.evict_all().expect("it is well again, and nothing is held");
@@ -446,7 +446,7 @@ fn a_new_table_takes_the_place_of_nothing_that_anybody_would_miss() {
     ids.iter().for_each(|id| assert_holds(&pool, *id));
     drop(pool);
     let pool = create(PoolConfig::new().overwrite(true)).expect("allowed");
-    assert_eq!(pool.pages().get(), 2);
+    assert_eq!(pool.pages(), 2);
     drop(pool);
     // What an earlier run evicted nobody misses, but a table is no place to evict to.
     BlockStore::scratch(&path, None, false).expect_err("a table");

@@ -7,7 +7,7 @@ use crate::common::{PATIENCE, StopOnDrop, eventually};
 use farheap::manager::MemoryManager;
 use farheap::pool::{BufferPool, Clock, ExclusiveGuard, OptimisticGuard, PoolConfig};
 use farheap::store::{MemStore, Op};
-use farheap::{ByteCount, Error, PageCount, PageId};
+use farheap::{ByteCount, Error, PageId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -155,21 +155,20 @@ fn what_is_tried_neither_waits_nor_reads() {
     let pool = small_pool(ByteCount::mib(4), PoolConfig::new());
     let ids = fill(&pool, 4000);
     pool.flush().expect("flush");
-    let is_absent = |id: &&PageId| pool.try_fix_optimistic(**id).is_none();
+    let is_absent = |id: &&PageId| pool.try_fix_shared(**id).is_none();
     let absent = *ids.iter().find(is_absent).expect("a page that has left");
     let before = pool.stats();
-    assert!(pool.try_fix_optimistic(absent).is_none());
     assert!(pool.try_fix_shared(absent).is_none());
     assert!(pool.try_fix_exclusive(absent).is_none());
-    assert!(pool.try_fix_optimistic(PageId(1 << 40)).is_none());
+    assert!(pool.try_fix_shared(PageId(1 << 40)).is_none());
     assert_eq!(pool.stats().pages_read, before.pages_read);
     let held = pool.fix_exclusive(absent).expect("page");
-    assert!(pool.try_fix_optimistic(absent).is_none());
+    assert!(pool.try_fix_shared(absent).is_none());
     drop(held);
     let shared = pool.fix_shared(absent).expect("page");
     drop(pool.try_fix_shared(absent).expect("shared"));
     assert!(pool.try_fix_exclusive(absent).is_none());
-    let seen = pool.try_fix_optimistic(absent).expect("readable");
+    let seen = pool.fix_optimistic(absent).expect("readable");
     assert_eq!(seen.u64(0), Some(absent.0));
     assert!(seen.validate());
     drop(shared);
@@ -201,7 +200,7 @@ fn a_table_opened_again_has_what_was_flushed() {
 
 /// The pages behind the last: those of a scan that does not know where the table ends.
 fn behind_the_last(pool: &BufferPool) -> Vec<PageId> {
-    let end = pool.pages().get();
+    let end = pool.pages();
     (end..end + 32).map(PageId).collect()
 }
 
@@ -478,9 +477,7 @@ fn the_log_is_asked_before_a_page_is_written() {
     let id = page.id();
     drop(page);
     let error = pool.flush().expect_err("the page is left out");
-    assert!(
-        matches!(&error, Error::WriteRefused { pages: PageCount(1), first, .. } if *first == id)
-    );
+    assert!(matches!(&error, Error::WriteRefused { pages: 1, first, .. } if *first == id));
     assert!(
         error.to_string().starts_with("1 changed pages of the memory store were not"),
         "{error}"
@@ -503,7 +500,7 @@ fn table_pages_give_way_to_temporary_memory_and_come_back() {
         assert_holds(&pool.fix_shared(*id).expect("page"), *id);
     }
     assert!(manager.stats().used_bytes <= manager.limit());
-    manager.free_temporary(memory);
+    drop(memory);
     assert!(manager.allocate_temporary(ByteCount::mib(17)).is_err());
 }
 
@@ -583,7 +580,7 @@ fn turn(pool: &BufferPool, id: PageId, version: &AtomicU64, what: u64) {
         _ => {
             let whole = pool.read_optimistic(id, |page| {
                 let first = page.u64(0);
-                (1..page.len() / 8).all(|word| page.u64(word * 8) == first)
+                (1..pool.payload() / 8).all(|word| page.u64(word * 8) == first)
             });
             assert!(whole.expect("page"), "{id}");
         }

@@ -109,10 +109,10 @@ fn a_page_is_brought_into_use_free_or_beyond_the_end_and_what_lies_between_is_fr
     overwrite(&pool, 3);
     assert_eq!(in_use(&pool), [2, 3, 5]);
     overwrite(&pool, 1_500);
-    assert_eq!((in_use(&pool), pool.pages().get()), (vec![2, 3, 5, 1_500], 1_501));
+    assert_eq!((in_use(&pool), pool.pages()), (vec![2, 3, 5, 1_500], 1_501));
     pool.flush().expect("flush");
     let pool = reopen(&store, pool);
-    assert_eq!((in_use(&pool), pool.pages().get()), (vec![2, 3, 5, 1_500], 1_501));
+    assert_eq!((in_use(&pool), pool.pages()), (vec![2, 3, 5, 1_500], 1_501));
     [2, 3, 5, 1_500].into_iter().for_each(|page| assert_holds(&pool, page));
     // Each free page is given out once, before the table grows.
     let mut given: Vec<u64> = (0..1_495).map(|_| pool.allocate().expect("page").id().0).collect();
@@ -137,7 +137,7 @@ fn numbers_that_no_page_can_have_are_errors_and_change_nothing() {
         let result = pool.fix_to_overwrite(PageId(page)).map(drop);
         assert!(matches!(result, Err(Error::StoreFull { .. })), "{page}: {result:?}");
     }
-    assert_eq!((in_use(&pool), pool.pages().get()), (vec![2], 3));
+    assert_eq!((in_use(&pool), pool.pages()), (vec![2], 3));
     assert_eq!(pool.account().used(), used);
     overwrite(&pool, room - 1);
     assert_holds(&pool, room - 1);

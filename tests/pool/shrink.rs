@@ -58,13 +58,13 @@ fn a_flush_gives_the_space_of_free_pages_at_the_end_back() {
     let (kept, last) = (&pages[..1000], pages[2000]);
     let freed: Vec<PageId> = pages[1000..].iter().copied().filter(|page| *page != last).collect();
     free(&pool, &freed);
-    assert_eq!(pool.pages().get(), 4002, "not before a flush");
+    assert_eq!(pool.pages(), 4002, "not before a flush");
     pool.flush().expect("flush");
-    assert_eq!(pool.pages().get(), last.0 + 1);
+    assert_eq!(pool.pages(), last.0 + 1);
     assert!(matches!(pool.fix_shared(pages[3000]), Err(Error::NoSuchPage { .. })));
     free(&pool, &[last]);
     pool.flush().expect("flush");
-    assert_eq!(pool.pages().get(), 1002);
+    assert_eq!(pool.pages(), 1002);
     let small = occupied(&path);
     assert!(small <= 1200 * 4096, "{small} of {full} bytes");
     assert_holds(&pool, kept);
@@ -74,7 +74,7 @@ fn a_flush_gives_the_space_of_free_pages_at_the_end_back() {
     pool.flush().expect("flush");
     drop(pool);
     let pool = PoolConfig::new().open(&path, &manager).expect("opens");
-    assert_eq!(pool.pages().get(), 1502);
+    assert_eq!(pool.pages(), 1502);
     assert_holds(&pool, kept);
     assert_holds(&pool, &again);
 }
@@ -88,7 +88,7 @@ fn a_table_of_pages_that_are_all_freed_is_a_header() {
     pool.flush().expect("flush");
     free(&pool, &pages);
     pool.flush().expect("flush");
-    assert_eq!(pool.pages().get(), 2);
+    assert_eq!(pool.pages(), 2);
     assert_eq!(pool.pages_in_use().count(), 0);
     assert_holds(&pool, &add(&pool, 10));
 }
@@ -131,7 +131,7 @@ fn threads_allocate_and_free_while_the_table_is_cut() {
     });
     pool.flush().expect("flush");
     let end = mine.iter().map(|page| page.0 + 1).max().unwrap_or(2);
-    assert_eq!(pool.pages().get(), end);
+    assert_eq!(pool.pages(), end);
     assert_eq!(pool.pages_in_use().count(), mine.len());
     drop(pool);
     let pool = PoolConfig::new().open(&path, &manager).expect("opens");
@@ -220,7 +220,7 @@ fn a_page_behind_the_end_is_never_read_while_the_table_moves_its_end() {
             pool.evict_all().expect("written");
             free(&pool, &pages);
             pool.flush().expect("flush");
-            assert_eq!(pool.pages().get(), 2);
+            assert_eq!(pool.pages(), 2);
         }
         drop(others);
         let counts: Vec<_> = readers.into_iter().map(|it| it.join().expect("reader")).collect();

@@ -75,7 +75,7 @@ fn it_does_what_a_map_does() {
         tree.insert(key, value).expect("insert");
     }
     assert_equal(&tree, &model, b"");
-    assert!(pool.pages().get() <= pages.get() * 3 / 2, "{} then {}", pages, pool.pages());
+    assert!(pool.pages() <= pages * 3 / 2, "{} then {}", pages, pool.pages());
     assert_released(&pool);
 }
 

@@ -10,7 +10,7 @@ use crate::run::{Asked, Mode, Plan, Query, Run, run};
 use crate::source::Source;
 use crate::unmap;
 use farheap::ByteCount;
-use farheap::pool::{Arrival, Clock, PoolConfig, Proven, Replacement, Worth};
+use farheap::pool::{Clock, PoolConfig, Proven, Replacement, Worth};
 use farheap::region::{Region, RegionConfig};
 use farheap::store::MemStore;
 use std::sync::Arc;
@@ -78,7 +78,7 @@ pub(crate) fn floor(options: &Options, source: &Source<'_>) -> Result<(), Failur
 struct Once;
 
 impl Replacement for Once {
-    fn arrives(&self, _arrival: Arrival) -> Worth {
+    fn arrives(&self, _away: Option<f32>, _prefetched: bool) -> Worth {
         Worth { laps: 0, touched: false }
     }
 
@@ -92,7 +92,7 @@ impl Replacement for Once {
 struct Sticky;
 
 impl Replacement for Sticky {
-    fn arrives(&self, _arrival: Arrival) -> Worth {
+    fn arrives(&self, _away: Option<f32>, _prefetched: bool) -> Worth {
         Worth { laps: 1, touched: true }
     }
 

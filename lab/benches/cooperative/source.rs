@@ -55,7 +55,7 @@ impl<'o> Source<'o> {
         progress("query 9, row by row");
         let answer = q9::naive(&database)?;
         pool.flush()?;
-        let bytes = ByteCount(pool.pages().get() * pool.page_size().get());
+        let bytes = ByteCount(pool.pages() * pool.page_size().get());
         let took = began.elapsed().as_secs_f64();
         let each = bytes.get() as f64 / options.warehouses as f64 / 1e6;
         println!(

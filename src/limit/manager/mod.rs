@@ -82,7 +82,7 @@ const NEW_LIMIT: &str = "the new limit";
 /// let manager = MemoryManager::start(ByteCount::mib(64))?;
 /// let sort_buffer = manager.allocate_temporary(ByteCount::mib(8))?;
 /// assert_eq!(manager.stats().used_bytes, ByteCount::mib(8));
-/// manager.free_temporary(sort_buffer);
+/// drop(sort_buffer);
 /// assert!(manager.allocate_temporary(ByteCount::mib(65)).is_err());
 /// # Ok::<(), farheap::Error>(())
 /// ```

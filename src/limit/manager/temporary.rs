@@ -151,11 +151,6 @@ impl MemoryManager {
         let owner = Arc::clone(shared);
         Ok(TemporaryMemory { addr, len, home: Home::Spilled(spill), owner })
     }
-
-    /// Gives temporary memory back at once, as dropping it does.
-    pub fn free_temporary(&self, memory: TemporaryMemory) {
-        drop(memory);
-    }
 }
 
 impl TemporaryMemory {
@@ -170,12 +165,6 @@ impl TemporaryMemory {
     #[must_use]
     pub fn len(&self) -> ByteCount {
         self.len
-    }
-
-    /// Never: there is at least one page.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        false
     }
 
     /// True if it is memory beyond the limit.

@@ -51,7 +51,7 @@ fn the_cheapest_consumer_gives_way_first() {
     assert!(cheap.account.used() <= ByteCount::mib(10));
     assert_eq!(dear.account.used(), ByteCount::mib(30));
     assert!(manager.stats().used_bytes <= manager.limit());
-    manager.free_temporary(memory);
+    drop(memory);
     assert_eq!(manager.temporary().used(), ByteCount::ZERO);
 }
 
@@ -64,7 +64,7 @@ fn a_floor_is_kept_from_others() {
     assert!(error.to_string().contains("cache"), "{error}");
     assert!(cache.account.used() >= ByteCount::mib(40));
     let memory = manager.allocate_temporary(ByteCount::mib(20)).expect("above the floor");
-    manager.free_temporary(memory);
+    drop(memory);
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn what_does_not_fit_spills_and_is_told() {
     assert!(memory.is_spilled());
     assert_eq!(told.load(Ordering::Relaxed), 32 << 20);
     assert_eq!(manager.stats().spilled_bytes, ByteCount::mib(32));
-    manager.free_temporary(memory);
+    drop(memory);
     assert!(elsewhere.0.lock().expect("lock").is_empty());
 }
 

@@ -6,7 +6,7 @@
 
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicU64, Ordering};
-use crate::base::units::{PageCount, SlotCount, SlotId};
+use crate::base::units::{SlotCount, SlotId};
 use crate::meta::LazyArray;
 use crate::paging::config::RegionConfig;
 use crate::paging::page::frames::Frames;
@@ -126,8 +126,7 @@ impl SlotStore {
 
     /// The error of a store without a free slot.
     pub(in crate::paging) fn full(&self) -> Error {
-        let pages = PageCount(self.map.slots().0);
-        Error::StoreFull { store: Arc::clone(&self.name), pages }
+        Error::StoreFull { store: Arc::clone(&self.name), pages: self.map.slots().0 }
     }
 
     /// Which slots are in use.

@@ -31,7 +31,8 @@ mod tests;
 pub use crate::paging::evict::policy::events::{Hint, Insert};
 
 use crate::base::error::Result;
-use crate::base::units::{PageCount, PageId};
+pub use crate::base::units::PageCount;
+use crate::base::units::PageId;
 use crate::paging::evict::policy::pages::{Place, PolicyPages};
 use crate::paging::evict::policy::tenure::Tenure;
 
@@ -47,8 +48,8 @@ use crate::paging::evict::policy::tenure::Tenure;
 ///
 /// # Examples
 /// ```
-/// use farheap::region::policy::{Insert, Policy};
-/// use farheap::{PageCount, PageId};
+/// use farheap::region::policy::{Insert, PageCount, Policy};
+/// use farheap::PageId;
 ///
 /// let mut policy = Policy::new(PageCount(1_000), PageCount(2))?;
 /// policy.inserted(PageId(7), Insert::Fresh);

@@ -254,7 +254,7 @@ impl Server {
             .collect();
         let offset = own.offset(first);
         let request = Request { token: 0, op: Op::Write, offset, segments: &segments };
-        let len = request.len();
+        let len = request.bytes();
         let queue = self.queue.as_mut().expect("a layer of one's own has a queue");
         // SAFETY: the frames are this thread's, and are not touched before the request is done, or for
         // ever, if it does not get done: `run` ends the process then. The slots were just given out.
