@@ -36,7 +36,7 @@ struct Sample {
 fn main() -> Result<ExitCode, Box<dyn Error>> {
     let asked = std::env::args().nth(1).unwrap_or_else(|| "96MiB".to_owned());
     let options = Heap::builder().set("limit", &asked)?;
-    let limit = options.clone().build()?.limit().ok_or("a limit is needed")?;
+    let limit = options.limits()?.0.ok_or("a limit is needed")?;
     let heap = match options.start() {
         Ok(heap) => heap,
         Err(error @ farheap::Error::UffdUnavailable { .. }) => {

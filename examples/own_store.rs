@@ -123,7 +123,7 @@ fn main() -> Result<(), Error> {
     let file = BlockStore::temporary(None, None)?;
     let store = Arc::new(Counting { inner: file, counts: Arc::clone(&counts) });
     // The numbers are in no system call, so they may be far without kernel faults too.
-    let options = Heap::builder().parse("user_mode:far")?.far_limit(LIMIT);
+    let options = Heap::builder().parse("mode:user")?.far_limit(LIMIT);
     let heap = match options.store(store).start() {
         Ok(heap) => heap,
         Err(error) => {

@@ -1,8 +1,8 @@
 //! Configuration: one builder and one environment variable with the same keys.
 //!
-//! [`Config`] is a checked set of options, made by a [`Builder`], by [`Config::parse`] from text
-//! such as `limit:512MiB,device:/dev/nvme1n1`, or by [`Builder::from_env`] from the variable
-//! `FARHEAP_CONF`. It only describes: it starts nothing, and uses types of the layers below.
+//! A [`Builder`] collects options: by its methods, by [`Builder::parse`] from text such as
+//! `limit:512MiB,device:/dev/nvme1n1`, by [`Builder::from_env`] from the variable `FARHEAP_CONF`. They are checked when
+//! something is made of them. This module only describes: it starts nothing, and uses types of the layers below.
 //! Parsing runs at start-up on the ordinary heap.
 //!
 //! Each option is explained at the [`Builder`]'s method of the same name; the
@@ -16,8 +16,8 @@
 //! may stand (binary), or `kB`, `MB`, `GB`, `TB` (decimal); durations are as in `30s`, `500ms`, `1m30s`. A key may appear only once.
 //!
 //! # Invariants
-//! 1. A [`Config`] that exists has passed every check of [`Builder::build`].
-//! 2. Parsing what a [`Config`] prints gives an equal [`Config`], if its paths are UTF-8.
+//! 1. A `Config`, of which things are made, has passed every check.
+//! 2. Parsing what a [`Builder`] prints gives an equal one, if its paths are UTF-8.
 
 mod builder;
 mod options;
@@ -28,7 +28,9 @@ mod value;
 pub use crate::paging::region::FaultMode;
 #[doc(no_inline)]
 pub use crate::store::Wipe;
-pub use builder::{Builder, Config};
+pub use builder::Builder;
+#[cfg(feature = "heap")]
+pub(crate) use builder::Config;
 #[doc(hidden)]
 pub use options::documentation;
-pub use value::{Limit, Metadata, UserMode};
+pub use value::Limit;

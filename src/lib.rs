@@ -90,8 +90,6 @@ pub use base::units::{ByteCount, PageId};
 #[cfg(all(feature = "heap", not(loom)))]
 pub use heap::{Far, FarHeap, Local, Placement, Scope, Tier, TierMemory, scope};
 // For the interface for C, which is a crate of its own.
-#[cfg(not(loom))]
-pub use config::Config;
 #[cfg(all(feature = "heap", not(loom)))]
 #[doc(hidden)]
 pub use heap::c_malloc as malloc;

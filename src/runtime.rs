@@ -15,7 +15,7 @@ use crate::base::error::{Error, Result};
 use crate::base::local::keep_local;
 use crate::base::sync::{Rank, Ranked};
 use crate::base::units::ByteCount;
-use crate::config::{Builder, Config, Metadata, UserMode};
+use crate::config::{Builder, Config};
 use crate::heap::{self, ExtentSource, FarArenas, FarArenasOptions, TIERS_MAX, Tier, TierMemory};
 use crate::paging::region::{self, FaultMode, Region, Stats};
 use crate::store::{BlockStore, Store};
@@ -49,12 +49,12 @@ const USER_MODE_ONLY: &str = "the kernel permits this process only faults of use
      system call such as read(2) or write(2) fails with EFAULT on far memory that is not resident. ";
 /// Follows [`USER_MODE_ONLY`] where the threshold is not in force.
 const LOCAL_BY_SIZE: &str = "So no allocation goes far because of its size; the handle Far, far \
-     scopes and temporary memory work, `user_mode:far` sends sizes far all the same. ";
+     scopes and temporary memory work, `mode:user` sends sizes far all the same. ";
 const USER_MODE_REMEDY: &str = "`sudo sysctl vm.unprivileged_userfaultfd=1` permits all faults; \
      `farheap doctor` (from `cargo install farheap-cli`) names other ways";
 
 /// Printed at start-up where jemalloc's metadata is far: it resets its locks in a child, which are far memory.
-const FORKS_END: &str = "with `metadata:far` a child of fork(2) ends with SIGSEGV; programs that are \
+const FORKS_END: &str = "with `far_metadata:on` a child of fork(2) ends with SIGSEGV; programs that are \
      started by posix_spawn(3) or vfork(2) are not concerned";
 
 /// All tiers that run, the default one first.
@@ -106,7 +106,7 @@ impl Builder {
     /// [threshold](Heap::threshold), where system calls can be given such memory.
     ///
     /// # Errors
-    /// As [`build`](Builder::build); [`Error::AlreadyRunning`] when one runs; [`Error::Forked`] in a child of a
+    /// As [`limits`](Builder::limits); [`Error::AlreadyRunning`] when one runs; [`Error::Forked`] in a child of a
     /// process that had one, whose far pointers the child may still hold; [`Error::UffdUnavailable`] without
     /// permission for userfaultfd; [`Error::Device`] for a device or directory that cannot be used;
     /// [`Error::Os`] when the kernel refuses resources. Under a memory manager also
@@ -144,7 +144,7 @@ impl Builder {
             None => Arc::new(region::create(config.region(), store, None)?),
         };
         let threshold = threshold(&config, &region);
-        if !region.serves_kernel_faults() && config.mode() == FaultMode::Handler {
+        if !region.serves_kernel_faults() && config.mode() != FaultMode::InThread {
             let by_size = if threshold == config.threshold() { "" } else { LOCAL_BY_SIZE };
             warn(format_args!("{USER_MODE_ONLY}{by_size}{USER_MODE_REMEDY}"));
         }
@@ -322,7 +322,7 @@ impl Heap {
     }
 
     /// The size from which the global allocator places allocations far now, zero for all; `None`: no size does, because the configuration says `threshold:off`, because only faults of user mode are
-    /// permitted here (see [`UserMode::Auto`]), because the heap has been shut down, or because this is not
+    /// permitted here (see [`FaultMode::Auto`]), because the heap has been shut down, or because this is not
     /// the default tier.
     #[must_use]
     pub fn threshold(&self) -> Option<ByteCount> {
@@ -472,7 +472,7 @@ fn warn(text: std::fmt::Arguments<'_>) {
 
 /// How the arenas of a tier behave, as far as the configuration says it alone.
 fn options(config: &Config) -> FarArenasOptions {
-    let metadata_is_far = config.metadata() == Metadata::Far;
+    let metadata_is_far = config.far_metadata();
     if let (Some(node), [_]) = (config.node(), &NumaNode::all()[..]) {
         warn(format_args!(
             "node {node} is the only one of this machine: `node:{node}` changes nothing"
@@ -558,15 +558,15 @@ impl ExtentSource for Region {
     }
 }
 
-impl Config {
+impl Builder {
     /// Opens the store that these options describe.
     ///
     /// # Errors
-    /// [`Error::Device`] for a device or directory that cannot be used; [`Error::Unsupported`]
-    /// for an engine that the kernel lacks.
+    /// As [`limits`](Builder::limits); [`Error::Device`] for a device or directory that cannot be used;
+    /// [`Error::Unsupported`] for an engine that the kernel lacks.
     pub fn open_store(&self) -> Result<Arc<dyn Store>> {
         let _delivered = Deliver::new();
-        open_store(self)
+        open_store(&self.clone().build()?)
     }
 }
 
@@ -577,8 +577,7 @@ impl Config {
 /// `std::fs::read` of a file of 64 KiB or more failed with `EFAULT`, before anything was evicted,
 /// because the kernel may not fault on pages that are still missing.
 fn threshold(config: &Config, region: &Region) -> Option<ByteCount> {
-    let never_in_system_calls =
-        config.mode() == FaultMode::InThread || config.user_mode() == UserMode::Far;
+    let never_in_system_calls = matches!(config.mode(), FaultMode::InThread | FaultMode::User);
     if region.serves_kernel_faults() || never_in_system_calls { config.threshold() } else { None }
 }
 

@@ -56,7 +56,7 @@ fn config(plan: &Plan, args: &Args) -> RegionConfig {
     let config = far::config(plan.cache, plan.data);
     let poll = args.poll.map_or(config.poll, |us| Some(Duration::from_micros(us)));
     let handlers = args.handlers.unwrap_or(config.handlers);
-    let mode = if args.in_thread { FaultMode::InThread } else { FaultMode::Handler };
+    let mode = if args.in_thread { FaultMode::InThread } else { FaultMode::Auto };
     config.poll(poll).handlers(handlers).mode(mode)
 }
 

@@ -8,7 +8,9 @@ mod servers;
 mod storage;
 
 use crate::probe::Probe;
-use farheap::Config;
+use farheap::config::Builder;
+use farheap::region::RegionConfig;
+use farheap::{ByteCount, Heap};
 use std::path::PathBuf;
 
 /// How a check ended, best first.
@@ -93,16 +95,40 @@ pub(crate) fn run(subject: &Subject) -> Vec<Check> {
     checks
 }
 
+/// A configuration that farheap would start with.
+pub(crate) struct Configuration {
+    options: Builder,
+    region: RegionConfig,
+}
+
+impl Configuration {
+    fn new(options: Builder) -> farheap::Result<Configuration> {
+        Ok(Configuration { region: options.region()?, options })
+    }
+
+    /// An option that is a size, if it is set.
+    fn size(&self, key: &str) -> Option<ByteCount> {
+        self.options.get(key)?.parse().ok()
+    }
+}
+
+#[cfg(test)]
+impl Configuration {
+    fn parse(text: &str) -> farheap::Result<Configuration> {
+        Heap::builder().parse(text).and_then(Configuration::new)
+    }
+}
+
 /// Reads the configuration.
-fn configuration(subject: &Subject) -> (Check, Option<Config>) {
+fn configuration(subject: &Subject) -> (Check, Option<Configuration>) {
     const NAME: &str = "configuration";
     let (source, read) = match &subject.config {
-        Some(text) => ("--config", Config::parse(text)),
-        None => (Config::ENV, Config::builder().from_env().and_then(|builder| builder.build())),
+        Some(text) => ("--config", Heap::builder().parse(text)),
+        None => (Builder::ENV, Heap::builder().from_env()),
     };
-    match read {
+    match read.and_then(Configuration::new) {
         Ok(config) => {
-            let found = format!("limit {}", config.far_limit());
+            let found = format!("limit {}", config.region.limit);
             (Check::new(NAME, Verdict::Pass, found), Some(config))
         }
         Err(error) => {

@@ -6,7 +6,8 @@
 use crate::library;
 use crate::program::{self, RunRefusal};
 use clap::ValueHint;
-use farheap::Config;
+use farheap::Heap;
+use farheap::config::Builder;
 use farheap::region::FaultMode;
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -96,7 +97,7 @@ pub(crate) fn run(options: &Run) -> ExitCode {
     let error = command
         .arg0(&options.program[0])
         .args(&options.program[1..])
-        .env(Config::ENV, config.to_string())
+        .env(Builder::ENV, config.to_string())
         .env(RUN_VARIABLE, words.join(","))
         .env("LD_PRELOAD", preload)
         .exec();
@@ -118,9 +119,9 @@ fn room_under_audit() -> Option<(&'static str, OsString)> {
 }
 
 /// The configuration, with which a heap was started and ended here.
-fn configuration(options: &Run) -> Result<Config, String> {
+fn configuration(options: &Run) -> Result<Builder, String> {
     let read = || {
-        let mut builder = Config::builder().threshold(farheap::ByteCount::ZERO).from_env()?;
+        let mut builder = Heap::builder().threshold(farheap::ByteCount::ZERO).from_env()?;
         if let Some(text) = &options.config {
             builder = builder.parse(text)?;
         }
@@ -135,8 +136,8 @@ fn configuration(options: &Run) -> Result<Config, String> {
         Ok(builder)
     };
     let builder = read().map_err(|error: farheap::Error| error.to_string())?;
-    let config = builder.clone().build().map_err(|error| error.to_string())?;
-    if config.mode() == FaultMode::InThread {
+    let region = builder.region().map_err(|error| error.to_string())?;
+    if region.mode == FaultMode::InThread {
         // A program may have a handler of its own for the signal, and the C library waits for locks in far
         // memory by system calls, which nothing outside of it can see coming.
         let reason = "`mode:in_thread` serves no fault of a system call, and of a program with a handler for \
@@ -144,11 +145,11 @@ fn configuration(options: &Run) -> Result<Config, String> {
         return Err(reason.to_owned());
     }
     // The program would find out in the middle of its work, where it can only go on without far memory.
-    let heap = builder.start().map_err(|error| error.to_string())?;
-    let has_far = heap.threshold().is_some() || config.threshold().is_none();
+    let heap = builder.clone().start().map_err(|error| error.to_string())?;
+    let has_far = heap.threshold().is_some() || builder.get("threshold").as_deref() == Some("off");
     heap.shutdown().map_err(|error| error.to_string())?;
     if has_far {
-        return Ok(config);
+        return Ok(builder);
     }
     Err("nothing of the program would be far memory; `farheap doctor` shows the command that permits faults of \
          the kernel"

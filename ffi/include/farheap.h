@@ -183,20 +183,18 @@ typedef struct farheap_config {
     /* how long a thread that serves faults looks for the device's answer before it sleeps; off, up
      * to 500us; default 200us */
     uint64_t poll_us;
-    /* what happens where only faults from user mode are permitted; auto, far, require_kernel;
-     * default auto */
-    const char *user_mode;
     /* whether sequential and strided faults read the pages to come; default on */
     farheap_switch readahead;
-    /* which threads resolve faults; handler, in_thread; default handler */
+    /* which threads resolve faults, and what happens where only faults from user mode are
+     * permitted; auto, user, kernel, in_thread; default auto */
     const char *mode;
     /* whether pages are encrypted before they reach the device; default off */
     farheap_switch encrypt;
     /* what happens at an orderly shutdown to the pages on the device; off, discard, zero; default
      * off */
     const char *wipe;
-    /* where jemalloc keeps what it knows about far memory; local, far; default local */
-    const char *metadata;
+    /* whether jemalloc keeps its metadata of far memory in the tier itself; default off */
+    farheap_switch far_metadata;
     /* the NUMA node whose memory holds the far memory that is resident; any or its number; default
      * any */
     const char *node;
@@ -206,7 +204,7 @@ typedef struct farheap_config {
 
 #define FARHEAP_CONFIG_INIT \
     { sizeof(farheap_config), 0, 0, 0, 0, FARHEAP_DEFAULT, 0, 0, FARHEAP_DEFAULT, 0, 0, 0, \
-      FARHEAP_DEFAULT, 0, 0, 0, FARHEAP_DEFAULT, 0, FARHEAP_DEFAULT, 0, 0, 0, \
+      FARHEAP_DEFAULT, 0, 0, FARHEAP_DEFAULT, 0, FARHEAP_DEFAULT, 0, FARHEAP_DEFAULT, 0, \
       FARHEAP_DEFAULT }
 
 /* Checks a text form; NULL and "" are the defaults. FARHEAP_E_CONFIG names the key. */
@@ -375,7 +373,7 @@ farheap_status farheap_set_far_limit(farheap_heap *heap, uint64_t limit) FARHEAP
 /* Gives freed memory that is kept for reuse back now. */
 farheap_status farheap_purge(farheap_heap *heap) FARHEAP_NOEXCEPT;
 /* The size from which FARHEAP_POLICY places memory far now; FARHEAP_NONE if no size does: by the
- * configuration, or because system calls may not be given far memory here and user_mode is "auto". */
+ * configuration, or because system calls may not be given far memory here and mode is "auto". */
 farheap_status farheap_threshold(farheap_heap *heap, uint64_t *out) FARHEAP_NOEXCEPT;
 /* True if system calls may be given far memory that is not resident: not without permission for
  * faults of kernel mode, nor with mode "in_thread". They fail with EFAULT then. */

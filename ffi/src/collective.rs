@@ -17,7 +17,7 @@ use crate::heap::{
 };
 use crate::stats::farheap_stats;
 use farheap::region::Advice;
-use farheap::{ByteCount, Config};
+use farheap::{ByteCount, Heap};
 use farheap_collections::sub::{AnySub, Collective, CollectiveConfig, PerPage, SubAllocator};
 use std::alloc::Layout;
 use std::ffi::{c_char, c_void};
@@ -164,15 +164,15 @@ pub unsafe extern "C" fn farheap_collective_new_abi(
         abi::check(abi)?;
         check_out(out)?;
         let defaults = CollectiveConfig::default_region();
-        let builder = Config::builder().span(defaults.span);
+        let builder = Heap::builder().span(defaults.span);
         // SAFETY: NULL or a string, as the caller promises.
-        let config = unsafe { parse(builder, config) }?.build()?;
+        let config = unsafe { parse(builder, config) }?;
         if local_bytes > 1 << 46 {
             return Err(Failure::argument(format!("{local_bytes} bytes of local memory")));
         }
         let store = config.open_store()?;
         let mut parts =
-            CollectiveConfig::new().local(ByteCount(local_bytes)).region(config.region());
+            CollectiveConfig::new().local(ByteCount(local_bytes)).region(config.region()?);
         if page_bytes != 0 {
             parts = parts.page(ByteCount(page_bytes));
         }

@@ -248,7 +248,7 @@ pub unsafe extern "C" fn farheap_find_tier(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn farheap_check_config(config: *const c_char) -> farheap_status {
     // SAFETY: NULL or a string, as the caller promises.
-    call(|| Ok(unsafe { parse(Heap::builder(), config) }?.build().map(drop)?))
+    call(|| Ok(unsafe { parse(Heap::builder(), config) }?.limits().map(drop)?))
 }
 
 #[unsafe(no_mangle)]

@@ -12,7 +12,7 @@
 //! it (their Figure 8; half of ours is for tables); blocks of random sizes in memory of a tier that fits (Figure 9, there on a remote NUMA node; here
 //! on the last one, where there are several);
 //! the share of the metadata (Figure 6); and the address space that jemalloc's option `retain` takes
-//! (Finding 1). *Separated* is `metadata:local`, *together* `metadata:far`. By default a hundredth
+//! (Finding 1). *Separated* is `far_metadata:off`, *together* `far_metadata:on`. By default a hundredth
 //! of their counts. Every sample is a process of its own, both sides take turns, values are medians, and a
 //! ratio is the median of the rounds' own ratios. Blocks are written whole where it says so, and a part of
 //! them is read again and checked. Prints a table and writes `target/figures/metadata.csv`, row by
@@ -35,7 +35,6 @@ use allocator_api2::alloc::Allocator;
 use clap::{Parser, ValueEnum};
 use common::Unnamed;
 use failure::{Failure, Result};
-use farheap::config::Metadata;
 use farheap::{ByteCount, Far, FarHeap, Heap, probe};
 use std::alloc::Layout;
 use std::path::PathBuf;
@@ -155,14 +154,14 @@ impl Work {
     }
 
     fn start(self, options: &Options) -> Result<Heap> {
-        let metadata = if options.together { Metadata::Far } else { Metadata::Local };
         // Blocks that are not written take address space and room on the device, which is a sparse file.
         let text = match (self.is_written(), options.paper) {
             (true, _) => "",
             (_, true) => "far_limit:256MiB,capacity:4TiB",
             _ => "far_limit:256MiB,capacity:64GiB",
         };
-        let builder = Heap::builder().parse(text).map_err(Failure::of)?.metadata(metadata);
+        let builder =
+            Heap::builder().parse(text).map_err(Failure::of)?.far_metadata(options.together);
         let builder =
             if self.is_written() { builder.far_limit(self.limit(options)) } else { builder };
         let span = ByteCount::gib(if options.paper { 8 << 10 } else { 1 << 10 });

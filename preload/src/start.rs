@@ -10,7 +10,8 @@
 use crate::environment::Environment;
 use crate::own::{self, enter};
 use crate::{code, descriptors, exec, inner, mapping, report};
-use farheap::{ByteCount, Config, Heap};
+use farheap::config::Builder;
+use farheap::{ByteCount, Heap};
 use libc::{c_char, c_int, c_void};
 use std::alloc::{GlobalAlloc, Layout};
 use std::arch::asm;
@@ -65,7 +66,7 @@ pub(crate) struct Settings {
 impl Settings {
     /// Resident bytes that the configuration allows the process.
     pub(crate) fn limit(&self) -> Option<ByteCount> {
-        Config::parse(self.conf.as_deref()?).ok()?.limit()
+        Heap::builder().parse(self.conf.as_deref()?).and_then(|builder| builder.limits()).ok()?.0
     }
 }
 
@@ -128,7 +129,7 @@ extern "C" fn prepare(_: c_int, _: *mut *mut c_char, variables: *mut *mut c_char
     // variable would name files of the owner's to overwrite.
     // SAFETY: reads a word that the kernel has passed to the process.
     let is_trusted = unsafe { libc::getauxval(libc::AT_SECURE) } == 0;
-    let conf = environment.get(Config::ENV).filter(|_| is_trusted).map(str::to_owned);
+    let conf = environment.get(Builder::ENV).filter(|_| is_trusted).map(str::to_owned);
     LOCAL_AT_FIRST.store(farheap::malloc::local_resident().as_usize(), Ordering::Relaxed);
     // Not set before: this runs once.
     let _ = SETTINGS.set(Settings { conf, stats, first, process });
@@ -315,7 +316,8 @@ fn start() -> Result<(), farheap::Error> {
     let conf = SETTINGS.get().and_then(|settings| settings.conf.as_deref());
     let builder = conf.map_or(Ok(builder.clone()), |conf| builder.parse(conf))?;
     let _low = descriptors::keep_low_numbers();
-    let threshold = builder.clone().build()?.threshold();
+    // Not `off`, which is no size.
+    let threshold = builder.get("threshold").and_then(|text| text.parse().ok());
     mapping::be_far_from(threshold);
     // `off` is for what the program maps.
     let builder = builder.threshold(threshold.unwrap_or(farheap::ByteCount::ZERO));

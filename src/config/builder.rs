@@ -1,10 +1,8 @@
-//! [`Builder`] collects options and checks them; [`Config`] is what it makes.
+//! [`Builder`] collects options and checks them; [`Config`] is what things are made of.
 
 use super::options::{Options, invalid, stored};
 use super::text;
-use super::value::{
-    CAPACITY_MAX, DEADLINE_MAX, DEADLINE_MIN, ENV, Limit, Metadata, POLL_MAX, UserMode,
-};
+use super::value::{CAPACITY_MAX, DEADLINE_MAX, DEADLINE_MIN, ENV, Limit, POLL_MAX};
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
 use crate::for_options;
@@ -22,9 +20,19 @@ use std::time::Duration;
 /// Why nothing follows from the memory that there is.
 const UNKNOWN_MEMORY: &str = "/proc/meminfo does not say how much memory there is; give bytes";
 
-/// Collects options for a heap, which [`start`](Builder::start) starts, or for a [`Config`]. Nothing is checked
+/// Collects options for a heap, which [`start`](Builder::start) starts, or for parts of one. Nothing is checked
 /// before.
-#[must_use = "a builder does nothing until `start` or `build` is called"]
+///
+/// # Examples
+/// ```
+/// use farheap::config::Builder;
+/// use farheap::ByteCount;
+/// let options = Builder::default().limit(ByteCount::mib(512)).handlers(4);
+/// assert_eq!(options.limits()?.0, Some(ByteCount::mib(512)));
+/// assert_eq!(Builder::default().parse("limit:512MiB,handlers:4")?, options);
+/// # Ok::<(), farheap::Error>(())
+/// ```
+#[must_use = "a builder does nothing until `start` is called"]
 #[derive(Clone, Debug, Default)]
 pub struct Builder {
     options: Options,
@@ -32,18 +40,9 @@ pub struct Builder {
     manager: Option<Arc<MemoryManager>>,
 }
 
-/// A checked set of options for a far heap, with its limits as bytes.
-///
-/// # Examples
-/// ```
-/// use farheap::{ByteCount, Config};
-/// let config = Config::builder().limit(ByteCount::mib(512)).handlers(4).build()?;
-/// assert_eq!(config.limit(), Some(ByteCount::mib(512)));
-/// assert_eq!(Config::parse("limit:512MiB,handlers:4")?, config);
-/// # Ok::<(), farheap::Error>(())
-/// ```
-#[derive(Clone, Debug)]
-pub struct Config {
+/// A checked set of options, with its limits as bytes on this machine.
+#[derive(Debug)]
+pub(crate) struct Config {
     asked: Builder,
     /// `options.limit` in bytes on this machine; `None` for no limit.
     limit: Option<ByteCount>,
@@ -80,15 +79,13 @@ macro_rules! getter {
     ($(#[$doc:meta])* $name:ident: limit $type:ty) => {};
     ($(#[$doc:meta])* $name:ident: path $type:ty) => {
         $(#[$doc])*
-        #[must_use]
-        pub fn $name(&self) -> Option<&Path> {
+        pub(crate) fn $name(&self) -> Option<&Path> {
             self.asked.options.$name.as_deref()
         }
     };
     ($(#[$doc:meta])* $name:ident: $kind:ident $type:ty) => {
         $(#[$doc])*
-        #[must_use]
-        pub fn $name(&self) -> stored!($kind $type) {
+        pub(crate) fn $name(&self) -> stored!($kind $type) {
             self.asked.options.$name
         }
     };
@@ -109,8 +106,6 @@ macro_rules! methods {
 
         impl Config { $(getter! {
             #[doc = concat!("Returns ", $brief, ".")]
-            #[doc = ""]
-            #[doc = concat!("See [`Builder::", stringify!($name), "`].")]
             $name: $kind $type
         })* }
 
@@ -138,62 +133,41 @@ macro_rules! setting {
 
 for_options!(methods);
 
-/// Equal are configurations with the same options, whatever the machine had left when they were built.
-impl PartialEq for Config {
-    fn eq(&self, other: &Config) -> bool {
-        self.asked.options == other.asked.options
+/// Equal are builders with the same options, whatever store and manager they have.
+impl PartialEq for Builder {
+    fn eq(&self, other: &Builder) -> bool {
+        self.options == other.options
     }
 }
 
-impl Eq for Config {}
+impl Eq for Builder {}
 
 impl Config {
-    /// The environment variable that [`from_env`](Builder::from_env) reads.
-    pub const ENV: &str = ENV;
-
-    /// Returns a builder that holds the defaults.
-    pub fn builder() -> Builder {
-        Builder::default()
-    }
-
-    /// Reads the text form; keys that are absent have their defaults.
-    ///
-    /// # Errors
-    /// As [`Builder::parse`] and [`Builder::build`].
-    pub fn parse(text: &str) -> Result<Config> {
-        Config::builder().parse(text)?.build()
-    }
-
     /// How the store is read and written: see [`Builder::force`].
     pub(crate) fn io(&self) -> IoEngine {
         self.asked.options.io
     }
 
-    /// Returns what these options say about a region, for a program that makes one without a heap,
-    /// as for a `Collective` of `farheap-collections`.
-    pub fn region(&self) -> RegionConfig {
-        let metadata_is_far = self.metadata() == Metadata::Far;
+    /// Returns what these options say about a region.
+    pub(crate) fn region(&self) -> RegionConfig {
+        let mode = if self.far_metadata() { FaultMode::Kernel } else { self.mode() };
         let region = region_settings(self)
             .install(self.asked.options.install)
-            .inherit(!metadata_is_far)
-            .kernel_faults_required(metadata_is_far || self.user_mode() == UserMode::RequireKernel);
+            .inherit(!self.far_metadata())
+            .mode(mode);
         match self.handlers() {
             Some(threads) => region.handlers(threads.into()),
             None => region,
         }
     }
 
-    /// Returns the maximum resident memory of the process, in bytes, as it was resolved when the
-    /// configuration was built; `None` for no limit. See [`Builder::limit`].
-    #[must_use]
-    pub fn limit(&self) -> Option<ByteCount> {
+    /// Returns the maximum resident memory of the process, in bytes; `None` for no limit.
+    pub(crate) fn limit(&self) -> Option<ByteCount> {
         self.limit
     }
 
-    /// Returns the maximum far memory that may be resident, in bytes, as it was resolved when the
-    /// configuration was built. See [`Builder::far_limit`].
-    #[must_use]
-    pub fn far_limit(&self) -> ByteCount {
+    /// Returns the maximum far memory that may be resident, in bytes.
+    pub(crate) fn far_limit(&self) -> ByteCount {
         self.far_limit
     }
 
@@ -226,14 +200,42 @@ impl Config {
     }
 }
 
-/// Prints the text form, which reads back as an equal configuration.
-impl fmt::Display for Config {
+/// Prints the text form, which reads back as an equal builder.
+impl fmt::Display for Builder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        text::print(&self.asked.options, f)
+        text::print(&self.options, f)
     }
 }
 
 impl Builder {
+    /// The environment variable that [`from_env`](Builder::from_env) reads.
+    pub const ENV: &str = ENV;
+
+    /// Returns the text of an option, as [`set`](Builder::set) takes it; `None` where it is unset.
+    #[must_use]
+    pub fn get(&self, key: &str) -> Option<String> {
+        self.options.texts().find(|(name, _)| *name == key).map(|(_, text)| text)
+    }
+
+    /// Returns the maximum resident memory of the process (`None`: no limit) and of far memory, in bytes, as they are
+    /// on this machine now.
+    ///
+    /// # Errors
+    /// [`Error::Config`] names the first option whose value is out of range or conflicts with
+    /// another, or that names a NUMA node which this machine lacks; [`Error::LimitTooSmall`] when the limit is below 8 MiB.
+    pub fn limits(&self) -> Result<(Option<ByteCount>, ByteCount)> {
+        self.clone().build().map(|config| (config.limit, config.far_limit))
+    }
+
+    /// Returns what these options say about a region, for a program that makes one without a heap,
+    /// as for a `Collective` of `farheap-collections`.
+    ///
+    /// # Errors
+    /// As [`limits`](Builder::limits).
+    pub fn region(&self) -> Result<RegionConfig> {
+        self.clone().build().map(|config| config.region())
+    }
+
     /// Sets one option from its text, which is not quoted.
     ///
     /// # Errors
@@ -253,7 +255,7 @@ impl Builder {
         Ok(self)
     }
 
-    /// Overlays the environment variable [`ENV`](Config::ENV), if it is present, as
+    /// Overlays the environment variable [`ENV`](Builder::ENV), if it is present, as
     /// [`parse`](Builder::parse) does. Called last, it lets the user of a program have the last word.
     ///
     /// A program that has rights which its caller has not (set-user-ID, set-group-ID, file capabilities) ignores the
@@ -330,11 +332,7 @@ impl Builder {
     }
 
     /// Checks the options and resolves the limits on this machine.
-    ///
-    /// # Errors
-    /// [`Error::Config`] names the first option whose value is out of range or conflicts with
-    /// another, or that names a NUMA node which this machine lacks; [`Error::LimitTooSmall`] when the limit is below 8 MiB.
-    pub fn build(self) -> Result<Config> {
+    pub(crate) fn build(self) -> Result<Config> {
         let node = self.options.node.map(probe::NumaNode::find).transpose()?;
         self.build_on(probe::Memory::detect, node)
     }
@@ -372,15 +370,10 @@ impl Options {
         if self.poll > Some(POLL_MAX) {
             return Err(invalid("poll", "must be `off` or at most 500us"));
         }
-        if self.user_mode == UserMode::RequireKernel && self.mode == FaultMode::InThread {
-            let reason = "`require_kernel` conflicts with `mode:in_thread`, which serves no faults \
-                          of kernel mode";
-            return Err(invalid("user_mode", reason));
-        }
-        if self.metadata == Metadata::Far && self.mode == FaultMode::InThread {
-            let reason = "`far` conflicts with `mode:in_thread`: jemalloc's locks are in it, and system \
+        if self.far_metadata && self.mode == FaultMode::InThread {
+            let reason = "conflicts with `mode:in_thread`: jemalloc's locks are in it, and system \
                           calls on them would fail";
-            return Err(invalid("metadata", reason));
+            return Err(invalid("far_metadata", reason));
         }
         Ok(())
     }
@@ -520,7 +513,7 @@ mod tests {
 
     #[test]
     fn a_percentage_is_taken_of_the_memory_available() {
-        let builder = Config::builder().limit(Limit::Percent(70));
+        let builder = Builder::default().limit(Limit::Percent(70));
         let config = build(builder, machine(ByteCount::gib(10))).expect("7 GiB is a fine limit");
         assert_eq!(config.limit(), Some(ByteCount((10 << 30) / 100 * 70)));
         assert_eq!(Some(config.far_limit()), config.limit());
@@ -529,7 +522,7 @@ mod tests {
     #[test]
     fn the_default_limit_is_half_of_what_the_machine_has_left() {
         let memory = probe::Memory { left: Some(ByteCount::gib(2)), ..machine(ByteCount::gib(4)) };
-        let config = build(Config::builder(), memory).expect("defaults");
+        let config = build(Builder::default(), memory).expect("defaults");
         assert_eq!(config.limit(), Some(ByteCount::gib(1)));
     }
 
@@ -548,10 +541,10 @@ mod tests {
             resident,
             ..machine(ByteCount::gib(4))
         };
-        let config = build(Config::builder(), group.clone()).expect("defaults");
+        let config = build(Builder::default(), group.clone()).expect("defaults");
         let limits = (config.limit(), config.far_limit());
         assert_eq!(limits, (Some(ByteCount::mib(128 - 8 - 1)), ByteCount::mib(40 + 80 - 5 - 1)));
-        let config = build(Config::builder().limit(ByteCount::mib(96)), group).expect("a limit");
+        let config = build(Builder::default().limit(ByteCount::mib(96)), group).expect("a limit");
         assert_eq!(
             (config.limit(), config.far_limit()),
             (Some(ByteCount::mib(96)), ByteCount::mib(96))
@@ -560,14 +553,14 @@ mod tests {
 
     #[test]
     fn far_memory_is_bounded_alone_where_the_limit_of_the_process_is_off() {
-        let builder = Config::builder().limit(Limit::Off);
+        let builder = Builder::default().limit(Limit::Off);
         let config = build(builder, machine(ByteCount::gib(4))).expect("no limit");
         assert_eq!((config.limit(), config.far_limit()), (None, ByteCount((4 << 30) / 100 * 50)));
     }
 
     #[test]
     fn a_percentage_of_too_little_memory_is_a_limit_too_small() {
-        let error = build(Config::builder(), machine(ByteCount::mib(10))).expect_err("5 MiB");
+        let error = build(Builder::default(), machine(ByteCount::mib(10))).expect_err("5 MiB");
         let minimum = ByteCount::mib(8);
         assert!(
             matches!(error, Error::LimitTooSmall { minimum: m, .. } if m == minimum),
@@ -578,9 +571,9 @@ mod tests {
     #[test]
     fn a_percentage_of_unknown_memory_is_an_error_and_bytes_are_not() {
         let unknown = probe::Memory::default();
-        let error = build(Config::builder(), unknown.clone()).expect_err("unknown memory");
+        let error = build(Builder::default(), unknown.clone()).expect_err("unknown memory");
         assert!(error.to_string().contains("give bytes"), "{error}");
-        let config = build(Config::builder().limit(ByteCount::mib(64)), unknown);
+        let config = build(Builder::default().limit(ByteCount::mib(64)), unknown);
         assert_eq!(config.expect("bytes need no machine").far_limit(), ByteCount::mib(64));
     }
 }

@@ -5,7 +5,7 @@
 //! the table in `book/src/reference/options.md`, and the structure `farheap_config` in C. A new option is a row here, and
 //! the line that uses it.
 
-use super::value::{Limit, Metadata, UserMode, Value, suggest};
+use super::value::{Limit, Value, suggest};
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
 use crate::paging::region::{FaultMode, Install};
@@ -155,27 +155,18 @@ macro_rules! for_options {
             { region c micros poll_us, "`off`, up to `500us`", "",
               "a processor that does not halt costs money" };
 
-        /// That is what unprivileged programs get on most distributions. There a system call fails
-        /// with `EFAULT` when it reads or writes far memory that is not resident.
-        ///
-        /// Default: [`UserMode::Auto`], no allocation goes far by its size there, so that a program
-        /// works as it does on the system's allocator. [`UserMode::Far`] when the program's large
-        /// allocations never reach a system call; [`UserMode::RequireKernel`] when a program
-        /// without far memory is worse than one that does not start.
-        user_mode: value(UserMode) = UserMode::Auto,
-            "what happens where only faults from user mode are permitted",
-            { heap c text user_mode, "", "", "see privileges under Limits" };
-
         /// Default: on. Off for purely random access, or to count faults exactly.
         readahead: value(bool) = true,
             "whether sequential and strided faults read the pages to come",
             { region c switch readahead, "", "", "access is random" };
 
-        /// Default: [`FaultMode::Handler`]. [`FaultMode::InThread`] has the lowest latency where far pointers
-        /// never reach a system call.
-        mode: value(FaultMode) = FaultMode::Handler,
-            "which threads resolve faults",
-            { region c text mode, "", "", "far buffers never reach system calls" };
+        /// Default: [`FaultMode::Auto`], with which a program works as it does on the system's allocator wherever it runs.
+        /// [`FaultMode::User`] when its large allocations never reach a system call, [`FaultMode::Kernel`] when a program
+        /// without far memory is worse than one that does not start. [`FaultMode::InThread`] has the lowest latency
+        /// where far pointers never reach a system call.
+        mode: value(FaultMode) = FaultMode::Auto,
+            "which threads resolve faults, and what happens where only faults from user mode are permitted",
+            { region c text mode, "", "", "see privileges under Limits; far buffers never reach system calls" };
 
         /// The cipher is AES-256-GCM. The key is made at start-up and lives only in this process; a
         /// page that was changed or exchanged on the device counts as lost, like one whose checksum
@@ -194,15 +185,18 @@ macro_rules! for_options {
             "what happens at an orderly shutdown to the pages on the device",
             { region c text wipe, "", "", "what is left on the device at the end matters" };
 
-        /// Far, it is under the limit, comes and goes like all far memory, and allocations wait for it with
-        /// jemalloc's locks held. Conflicts with `mode:in_thread`; a process whose kernel serves no faults of
-        /// system calls does not start.
+        /// That is what it knows about far memory: extents, slabs, locks; some 0.1 to 3 % of the data, more for smaller
+        /// blocks. Far, it is under the limit, comes and goes like all far memory, and an allocation or a free that needs
+        /// a part which has left waits for the device with jemalloc's locks held. A lock may be passed to a system call,
+        /// so it conflicts with `mode:in_thread`, and a process whose kernel serves no faults of system calls does not
+        /// start. A forked child does not inherit the tier, and ends with SIGSEGV as soon as `fork` returns or before;
+        /// programs started without a copy of the process, as by [`std::process::Command`], are not concerned.
         ///
-        /// Default: [`Metadata::Local`]. Change it to measure what the difference is (`cargo bench -p
+        /// Default: off, it is in RAM, outside of the limit. Set it to measure what the difference is (`cargo bench -p
         /// farheap-lab --bench metadata`), or where even 1 % of the data is more RAM than there is.
-        metadata: value(Metadata) = Metadata::Local,
-            "where jemalloc keeps what it knows about far memory",
-            { heap c text metadata, "", "", "1 % of the data is more memory than there is" };
+        far_metadata: value(bool) = false,
+            "whether jemalloc keeps its metadata of far memory in the tier itself",
+            { heap c switch far_metadata, "", "", "1 % of the data is more memory than there is" };
 
         /// Such as memory that has no processors of its own: that of another socket, or CXL memory, which
         /// Linux shows as a node. All of a tier's resident pages are there; a limit that holds all of its

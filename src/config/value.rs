@@ -26,40 +26,6 @@ pub(super) const DEADLINE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 /// processor is idle counts as starved.
 pub(super) const POLL_MAX: Duration = Duration::from_micros(500);
 
-/// Where jemalloc keeps what it knows about a tier's far memory: extents, slabs, locks. It is some 0.1 to
-/// 3 % of the data, more for smaller blocks ([`TierMemory::metadata_share`](crate::TierMemory::metadata_share)).
-#[non_exhaustive]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Metadata {
-    /// In RAM, outside of the limit.
-    #[default]
-    Local,
-    /// In the tier itself, under its limit. An allocation or a free that needs a part which has left waits for the
-    /// device with jemalloc's locks held. It needs the kernel's own faults, and not
-    /// [`FaultMode::InThread`]: a lock may be passed to a system call. A forked child does not inherit the
-    /// tier, and ends with SIGSEGV as soon as `fork` returns or before; programs started without a copy of the
-    /// process, as by [`std::process::Command`], are not concerned.
-    Far,
-}
-
-/// Behaviour where only faults from user mode are permitted: far memory works there, except that
-/// a system call fails with `EFAULT` when it reads or writes far memory that is not resident.
-#[non_exhaustive]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum UserMode {
-    /// The heap starts, and no allocation of the global allocator goes far by its size, because any
-    /// of them may be the buffer of a system call. Only explicit requests go far: the handle
-    /// [`Far`](crate::Far), a [`scope`](crate::scope()), temporary memory. Start-up says so on
-    /// standard error. With [`FaultMode::InThread`] sizes decide all the same, because that mode is
-    /// chosen by programs whose far memory never reaches a system call.
-    #[default]
-    Auto,
-    /// The heap starts, and sizes decide as they do elsewhere.
-    Far,
-    /// Start-up fails.
-    RequireKernel,
-}
-
 /// A limit on memory, as it is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -114,11 +80,10 @@ macro_rules! names {
 
 names! {
     bool { "on" true, "off" false }
-    UserMode {
-        "auto" UserMode::Auto, "far" UserMode::Far, "require_kernel" UserMode::RequireKernel
+    FaultMode {
+        "auto" FaultMode::Auto, "user" FaultMode::User, "kernel" FaultMode::Kernel,
+        "in_thread" FaultMode::InThread
     }
-    Metadata { "local" Metadata::Local, "far" Metadata::Far }
-    FaultMode { "handler" FaultMode::Handler, "in_thread" FaultMode::InThread }
     Wipe { "off" Wipe::Off, "discard" Wipe::Discard, "zero" Wipe::Zero }
 }
 

@@ -27,14 +27,22 @@ pub enum Install {
     Copy,
 }
 
-/// Which thread serves a fault.
+/// Which thread serves a fault, and whether faults of system calls are needed: where only faults from user mode are
+/// permitted, as to unprivileged programs on most distributions, a system call fails with `EFAULT` when it reads or
+/// writes far memory that is not resident.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FaultMode {
-    /// Handler threads. System calls may touch far memory that is not resident.
+    /// Handler threads. Where only faults from user mode are permitted, no allocation of the global allocator goes
+    /// far by its size, because any of them may be the buffer of a system call: only explicit requests do, the
+    /// handle [`Far`](crate::Far), a [`scope`](crate::scope()), temporary memory. Start-up says so on standard error.
     #[default]
-    Handler,
-    /// The faulting thread itself, in a `SIGBUS` handler: the lowest latency, and no privilege
+    Auto,
+    /// Handler threads, and sizes decide wherever the program runs.
+    User,
+    /// Handler threads. Where only faults from user mode are permitted, start-up fails.
+    Kernel,
+    /// The faulting thread itself, and sizes decide, in a `SIGBUS` handler: the lowest latency, and no privilege
     /// needed. System calls on far memory that is not resident fail with `EFAULT`; SIGBUS must
     /// not be blocked, nor be in the mask of a signal handler that touches far memory, and a handler
     /// that the program installs for it later must pass on what is not its own. A SIGBUS handler that
@@ -66,10 +74,10 @@ settings! {
         /// Default: 2. The first serves all faults, with asynchronous I/O; the second helps while
         /// two threads fault in turn, each beside one, and all help while more do.
         handlers: value(usize) = 2,
-        /// Sets which threads serve faults.
+        /// Sets which threads serve faults, and which faults.
         ///
         /// Default: handler threads.
-        mode: value(FaultMode) = FaultMode::Handler,
+        mode: value(FaultMode) = FaultMode::Auto,
         /// Sets how pages are installed and evicted.
         ///
         /// Default: by what the kernel can do.
@@ -94,10 +102,6 @@ settings! {
         ///
         /// Default: yes.
         readahead: value(bool) = true,
-        /// Sets whether a region refuses to start where only faults of user mode can be served.
-        ///
-        /// Default: no.
-        kernel_faults_required: value(bool) = false,
         /// Sets whether forked children inherit the region's memory; else it stays reserved in them,
         /// without access.
         ///

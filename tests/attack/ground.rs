@@ -239,8 +239,8 @@ impl Ground {
     fn new(way: Way, seed: u64) -> Option<Ground> {
         // A small span: what locks everything goes through all of it.
         let conf = format!("{},capacity:1GiB,span:256MiB{}", way.conf, place());
-        let config = crate::common::config(&conf).build().expect("options");
-        let limit = config.far_limit().as_usize();
+        let (_, limit) = crate::common::config(&conf).limits().expect("options");
+        let limit = limit.as_usize();
         let heap = heap(&conf)?;
         let kernel = heap.region().serves_kernel_faults() && !way.conf.contains("in_thread");
         if HANDLER.contains(&way) && !kernel {

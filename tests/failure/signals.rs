@@ -137,7 +137,7 @@ fn run(test: &'static str, body: impl FnOnce()) {
 #[test]
 fn a_handler_touches_far_memory_while_its_thread_discards_or_asks() {
     let name = "signals::a_handler_touches_far_memory_while_its_thread_discards_or_asks";
-    run(name, || cases(FaultMode::Handler));
+    run(name, || cases(FaultMode::Auto));
 }
 
 #[test]

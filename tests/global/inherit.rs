@@ -215,9 +215,9 @@ fn a_childs_child_has_what_the_child_had() {
 fn children_are_forked_while_threads_fault_and_allocate() {
     const TEST: &str = "children_are_forked_while_threads_fault_and_allocate";
     // With far metadata children end in `fork`, where jemalloc resets its locks; nobody waits for anybody.
-    let kinds = ["readahead:on", "readahead:off", "metadata:far"];
+    let kinds = ["readahead:on", "readahead:off", "far_metadata:on"];
     cases(TEST, &kinds, |conf| {
-        let expected = if conf.contains("metadata:far") { -libc::SIGSEGV } else { 0 };
+        let expected = if conf.contains("far_metadata:on") { -libc::SIGSEGV } else { 0 };
         let Some(heap) = start(conf) else { return };
         let still = data(0);
         let is_over = AtomicBool::new(false);
@@ -309,8 +309,8 @@ fn a_child_forks_while_its_threads_fault() {
 #[test]
 fn threads_fork_at_once_and_children_end_with_their_destructors() {
     const TEST: &str = "threads_fork_at_once_and_children_end_with_their_destructors";
-    cases(TEST, &["readahead:on", "metadata:far"], |conf| {
-        let expected = if conf.contains("metadata:far") { -libc::SIGSEGV } else { 0 };
+    cases(TEST, &["readahead:on", "far_metadata:on"], |conf| {
+        let expected = if conf.contains("far_metadata:on") { -libc::SIGSEGV } else { 0 };
         let Some(heap) = start(conf) else { return };
         let data = data(0);
         heap.region().evict_all().expect("the device has room");

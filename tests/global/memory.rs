@@ -170,7 +170,7 @@ fn far_metadata_leaves_and_comes_back_like_all_far_memory() {
     const NAME: &str = "far_metadata_leaves_and_comes_back_like_all_far_memory";
     alone(NAME, || {
         let _watchdog = watchdog("heap_memory", Duration::from_secs(300));
-        let Some(heap) = heap("far_limit:16MiB,capacity:512MiB,metadata:far") else {
+        let Some(heap) = heap("far_limit:16MiB,capacity:512MiB,far_metadata:on") else {
             return;
         };
         let mut dice = Dice::new(seed(NAME));

@@ -10,7 +10,7 @@ use crate::common::child::alone;
 use crate::common::{heap, watchdog};
 use allocator_api2::vec::Vec as TierVec;
 use farheap::probe::NumaNode;
-use farheap::{ByteCount, Config, Error, Heap, Tier};
+use farheap::{ByteCount, Error, Heap, Tier};
 use std::time::Duration;
 
 const KERNEL_PAGE: usize = 4096;
@@ -64,7 +64,7 @@ fn pages_of_a_tier_are_on_its_node_fresh_and_read_back() {
         for (node, limit) in nodes.iter().flat_map(|node| LIMITS.map(|limit| (*node, limit))) {
             let text = format!("{limit},capacity:1GiB,node:{}", node.number);
             let config = Heap::builder().parse(&text).expect("an option");
-            let limit = config.clone().build().expect("the node is there").far_limit();
+            let (_, limit) = config.limits().expect("the node is there");
             let tier = default.add_tier("of-node", config).expect("the machine has room");
             // Half of the limit: without a device, as it were.
             let fits = numbers(&tier, limit.get() / 2 / 8);
@@ -86,14 +86,15 @@ fn pages_of_a_tier_are_on_its_node_fresh_and_read_back() {
 
 #[test]
 fn a_node_that_is_not_there_and_a_limit_beyond_its_memory_are_refused() {
+    let limits = |text: &str| Heap::builder().parse(text).and_then(|options| options.limits());
     let nodes = NumaNode::all();
-    let error = Config::parse("node:999").expect_err("no machine has it");
+    let error = limits("node:999").expect_err("no machine has it");
     assert!(matches!(&error, Error::Config { key, .. } if key == "node"), "{error}");
     assert!(error.to_string().contains("there is no node 999"), "{error}");
     let Some(node) = nodes.first() else { return };
     let text = format!("node:{},far_limit:{}", node.number, node.total.get() + 1);
-    let error = Config::parse(&text).expect_err("more than there is");
+    let error = limits(&text).expect_err("more than there is");
     assert!(matches!(&error, Error::Config { key, .. } if key == "far_limit"), "{error}");
-    let half = Config::parse(&format!("node:{}", node.number)).expect("half of the node");
-    assert!(half.far_limit() <= ByteCount(node.total.get() / 2), "{}", half.far_limit());
+    let (_, half) = limits(&format!("node:{}", node.number)).expect("half of the node");
+    assert!(half <= ByteCount(node.total.get() / 2), "{half}");
 }

@@ -248,7 +248,7 @@ fn explicit_placement_is_far_without_faults_of_kernel_mode() {
 fn user_mode_far_sends_sizes_far_and_system_calls_fail_as_it_says() {
     let name = "user_mode_far_sends_sizes_far_and_system_calls_fail_as_it_says";
     if case(name).is_some() {
-        let Some(heap) = heap("far_limit:16MiB,capacity:256MiB,user_mode:far") else { return };
+        let Some(heap) = heap("far_limit:16MiB,capacity:256MiB,mode:user") else { return };
         assert_far_from(&heap, BY_SIZE);
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("file");
@@ -289,7 +289,7 @@ fn exhaust() -> Vec<Vec<u8>> {
 fn a_panic_has_its_backtrace_when_far_memory_is_exhausted() {
     let name = "a_panic_has_its_backtrace_when_far_memory_is_exhausted";
     if case(name).is_some() {
-        let Some(_heap) = heap("far_limit:8MiB,capacity:8MiB,user_mode:far") else { return };
+        let Some(_heap) = heap("far_limit:8MiB,capacity:8MiB,mode:user") else { return };
         let _far = scope(Placement::Far);
         let kept = exhaust();
         assert!(kept.iter().all(|block| Far::contains(block.as_ptr())));

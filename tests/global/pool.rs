@@ -35,7 +35,7 @@ fn a_pool_made_in_a_far_scope_has_nothing_far_of_its_own() {
     alone("a_pool_made_in_a_far_scope_has_nothing_far_of_its_own", || {
         let _watchdog = watchdog("pool_global", Duration::from_secs(120));
         let manager = MemoryManager::start(ByteCount::mib(32)).expect("manager");
-        let conf = "far_limit:32MiB,capacity:256MiB,threshold:4KiB,user_mode:far";
+        let conf = "far_limit:32MiB,capacity:256MiB,threshold:4KiB,mode:user";
         let Some(heap) = heap_under(&manager, conf) else { return };
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("table");

@@ -8,7 +8,7 @@ use crate::common::{Dice, StopOnDrop, child, eventually, heap};
 use allocator_api2::vec::Vec as FarVec;
 use farheap::manager::MemoryManager;
 use farheap::region::RegionConfig;
-use farheap::{ByteCount, Config, Error, Far, Heap};
+use farheap::{ByteCount, Error, Far, Heap};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const MIB: u64 = 1 << 20;
@@ -128,7 +128,7 @@ fn far_memory_is_right_while_everything_beside_it_grows_and_shrinks() {
         let frame = std::hint::black_box([levels as u8; 4096]);
         if levels == 0 { 0 } else { deep(levels - 1) + usize::from(frame[7] == levels as u8) }
     }
-    const CASES: &[&str] = &["mode:handler", "install:copy", "mode:in_thread"];
+    const CASES: &[&str] = &["mode:auto", "install:copy", "mode:in_thread"];
     let name = "far_memory_is_right_while_everything_beside_it_grows_and_shrinks";
     child::cases(name, CASES, |case| {
         let conf = format!("limit:64MiB,capacity:512MiB,{case}");
@@ -183,16 +183,14 @@ fn far_memory_is_right_while_everything_beside_it_grows_and_shrinks() {
 fn it_conflicts_with_a_memory_manager_and_is_not_for_further_tiers() {
     let options = Heap::builder().parse("limit:64MiB,far_limit:1GiB,capacity:64MiB");
     let options = options.expect("sizes");
-    let config = options.clone().build().expect("a configuration");
-    assert_eq!(
-        (config.far_limit(), config.limit()),
-        (ByteCount::mib(64), Some(ByteCount::mib(64)))
-    );
+    let limits = options.limits().expect("a configuration");
+    assert_eq!(limits, (Some(ByteCount::mib(64)), ByteCount::mib(64)));
     let manager = MemoryManager::start(ByteCount::mib(64)).expect("manager");
     let error = options.manager(&manager).start().expect_err("both");
     assert!(error.to_string().contains("limit: conflicts with a memory manager"), "{error}");
-    assert!(matches!(Config::parse("limit:0"), Err(Error::Config { .. })));
-    assert!(matches!(Config::parse("limit:1MiB"), Err(Error::LimitTooSmall { .. })));
+    let limits = |text| Heap::builder().parse(text).and_then(|options| options.limits());
+    assert!(matches!(limits("limit:0"), Err(Error::Config { .. })));
+    assert!(matches!(limits("limit:1MiB"), Err(Error::LimitTooSmall { .. })));
 }
 
 #[test]

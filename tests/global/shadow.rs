@@ -284,7 +284,7 @@ fn play(option: &str, limit_mib: usize, threads: usize, steps: usize) {
     let _watchdog = watchdog("heap shadow", Duration::from_secs(280));
     let seed = seed("heap shadow");
     let conf = format!(
-        "far_limit:{limit_mib}MiB,capacity:2GiB,threshold:16KiB,user_mode:far,handlers:2,{option}"
+        "far_limit:{limit_mib}MiB,capacity:2GiB,threshold:16KiB,mode:user,handlers:2,{option}"
     );
     let Some(heap) = heap(&conf) else { return };
     let exchange = Mutex::new(Vec::new());
@@ -338,7 +338,7 @@ fn four_threads_read_what_they_wrote_and_free_what_others_allocated() {
 
 /// Does what the case says with a block, of which it says the address first.
 fn free_wrongly(case: &str) {
-    let Some(_heap) = heap("far_limit:8MiB,capacity:64MiB,threshold:1KiB,user_mode:far,check:on")
+    let Some(_heap) = heap("far_limit:8MiB,capacity:64MiB,threshold:1KiB,mode:user,check:on")
     else {
         return;
     };

@@ -22,7 +22,7 @@ fn value(key: u64) -> Box<[u8]> {
 fn small_objects_are_far_and_stay_below_the_limit() {
     alone("small_objects_are_far_and_stay_below_the_limit", || {
         let _watchdog = watchdog("small objects", Duration::from_secs(400));
-        let conf = "far_limit:8MiB,capacity:1GiB,threshold:0,user_mode:far";
+        let conf = "far_limit:8MiB,capacity:1GiB,threshold:0,mode:user";
         let Some(heap) = heap(conf) else { return };
         let mut map: BTreeMap<u64, Box<[u8]>> = BTreeMap::new();
         (0..OBJECTS).for_each(|key| drop(map.insert(key, value(key))));
@@ -49,7 +49,7 @@ fn small_objects_are_far_and_stay_below_the_limit() {
 fn threads_share_small_far_objects() {
     alone("threads_share_small_far_objects", || {
         let _watchdog = watchdog("shared small objects", Duration::from_secs(400));
-        let conf = "far_limit:8MiB,capacity:1GiB,threshold:0,user_mode:far";
+        let conf = "far_limit:8MiB,capacity:1GiB,threshold:0,mode:user";
         let Some(heap) = heap(conf) else { return };
         // Each thread frees what another one allocated; threads come and go meanwhile.
         let (sender, receiver) = std::sync::mpsc::channel::<HashMap<u64, Box<[u8]>>>();

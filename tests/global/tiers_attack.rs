@@ -99,7 +99,7 @@ fn tiers_start_and_end_under_short_lived_threads_that_use_them() {
     const TEXTS: [&str; 4] = [
         "far_limit:8MiB,capacity:128MiB,span:4GiB",
         "far_limit:24MiB,capacity:128MiB,span:4GiB",
-        "far_limit:16MiB,capacity:128MiB,metadata:far,span:4GiB",
+        "far_limit:16MiB,capacity:128MiB,far_metadata:on,span:4GiB",
         "far_limit:8MiB,capacity:128MiB,mode:in_thread,span:4GiB",
     ];
     alone(TEST, || {
@@ -129,7 +129,7 @@ fn tiers_start_and_end_under_short_lived_threads_that_use_them() {
                 let text = TEXTS[round % TEXTS.len()];
                 let tier = match default.add_tier("guest", config(text)) {
                     // jemalloc's metadata needs faults of system calls served, which not everybody may.
-                    Err(Error::UffdUnavailable { reasons }) if text.contains("metadata:far") => {
+                    Err(Error::UffdUnavailable { reasons }) if text.contains("far_metadata:on") => {
                         println!("left out: {text}: {reasons}");
                         continue;
                     }

@@ -3,69 +3,89 @@
 //! Guards: the interface.
 
 use crate::common::child::{case, path_of, run};
-use farheap::config::{Builder, FaultMode, Limit, Metadata, UserMode, Wipe};
+use farheap::config::{Builder, FaultMode, Limit, Wipe};
 use farheap::store::MemStore;
-use farheap::{ByteCount, Config, Error, Heap};
+use farheap::{ByteCount, Error, Heap, Result};
 use proptest::prelude::*;
 use std::fs::Permissions;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Reads and checks a text.
+fn parse(text: &str) -> Result<Builder> {
+    checked(Heap::builder().parse(text)?)
+}
+
+fn checked(options: Builder) -> Result<Builder> {
+    options.limits().map(|_| options)
+}
+
 /// What a text is refused with.
 fn refusal(text: &str) -> String {
-    Config::parse(text).expect_err(text).to_string()
+    parse(text).expect_err(text).to_string()
 }
 
 #[test]
 fn metadata_is_local_or_far_and_not_far_where_threads_serve_themselves() {
-    assert_eq!(Config::parse("").expect("defaults").metadata(), Metadata::Local);
-    let far = Config::parse("metadata:far").expect("a value");
-    assert_eq!(far.metadata(), Metadata::Far);
-    assert!(far.to_string().contains("metadata:far"), "{far}");
-    let refused = refusal("metadata:far,mode:in_thread");
-    assert!(refused.contains("metadata") && refused.contains("in_thread"), "{refused}");
+    let defaults = parse("").expect("defaults");
+    assert_eq!(defaults.get("far_metadata").as_deref(), Some("off"));
+    let far = parse("far_metadata:on").expect("a value");
+    assert_eq!(far, Heap::builder().far_metadata(true));
+    let region = far.region().expect("checked");
+    assert!(region.mode == FaultMode::Kernel && !region.inherit, "{region:?}");
+    let refused = refusal("far_metadata:on,mode:in_thread");
+    assert!(refused.contains("far_metadata") && refused.contains("in_thread"), "{refused}");
 }
 
 #[test]
 fn every_key_is_read() {
-    let config = Config::parse(
+    let options = parse(
         "far_limit:512MiB, limit:2GiB, device:/dev/nvme1n1, overwrite:on, capacity:10GiB, reserve:on,  \
          handlers:3, threshold:off, span:2TiB, checksum:off, deadline:1m30s, \
-         poll:50us, user_mode:far, readahead:off, mode:in_thread, encrypt:on, wipe:zero",
+         poll:50us, readahead:off, mode:in_thread, encrypt:on, wipe:zero",
     )
     .expect("every key");
-    assert_eq!(config.far_limit(), ByteCount::mib(512));
-    assert_eq!(config.limit(), Some(ByteCount::gib(2)));
-    assert_eq!(config.device(), Some(Path::new("/dev/nvme1n1")));
-    assert_eq!(config.dir(), None);
-    assert!(config.overwrite());
-    assert_eq!(config.capacity(), Some(ByteCount::gib(10)));
-    assert!(config.reserve());
-    assert_eq!(config.handlers(), Some(3));
-    assert_eq!(config.threshold(), None);
-    assert_eq!(config.span(), ByteCount::gib(2048));
-    assert!(!config.checksum());
-    assert_eq!(config.deadline(), Duration::from_secs(90));
-    assert_eq!(config.poll(), Some(Duration::from_micros(50)));
-    assert_eq!(config.user_mode(), UserMode::Far);
-    assert!(!config.readahead());
-    assert_eq!(config.mode(), FaultMode::InThread);
-    assert!(config.encrypt());
-    assert_eq!(config.wipe(), Wipe::Zero);
+    let expected = Heap::builder()
+        .far_limit(ByteCount::mib(512))
+        .limit(ByteCount::gib(2))
+        .device("/dev/nvme1n1")
+        .overwrite(true)
+        .capacity(ByteCount::gib(10))
+        .reserve(true)
+        .handlers(3)
+        .threshold(None)
+        .span(ByteCount::gib(2048))
+        .checksum(false)
+        .deadline(Duration::from_secs(90))
+        .poll(Duration::from_micros(50))
+        .readahead(false)
+        .mode(FaultMode::InThread)
+        .encrypt(true)
+        .wipe(Wipe::Zero);
+    assert_eq!(options, expected);
+    let limits = options.limits().expect("checked");
+    assert_eq!(limits, (Some(ByteCount::gib(2)), ByteCount::mib(512)));
+    let region = options.region().expect("checked");
+    assert_eq!((region.limit, region.span), (ByteCount::mib(512), ByteCount::gib(2048)));
+    assert_eq!((region.handlers, region.checksum, region.readahead), (3, false, false));
+    assert_eq!((region.mode, region.wipe), (FaultMode::InThread, Wipe::Zero));
+    assert_eq!(region.deadline, Duration::from_secs(90));
+    assert_eq!(options.get("device").as_deref(), Some("/dev/nvme1n1"));
+    assert_eq!(options.get("threshold").as_deref(), Some("off"));
+    assert_eq!((options.get("dir"), options.get("page")), (None, None));
 }
 
 #[test]
 fn defaults_are_as_documented() {
-    let config = Config::parse("").expect("defaults");
+    let config = parse("").expect("defaults");
     assert_eq!(
         config.to_string(),
         "limit:auto,far_limit:auto,overwrite:off,reserve:off,threshold:64KiB,handlers:auto,span:1TiB,\
-         checksum:on,deadline:30s,poll:200us,user_mode:auto,readahead:on,\
-         mode:handler,encrypt:off,wipe:off,metadata:local,node:any,check:off"
+         checksum:on,deadline:30s,poll:200us,readahead:on,\
+         mode:auto,encrypt:off,wipe:off,far_metadata:off,node:any,check:off"
     );
 }
 
@@ -103,8 +123,8 @@ fn a_malformed_value_is_refused_with_its_key() {
         ("deadline:2days", "deadline", "must be from"),
         ("poll:1ms", "poll", "at most 500us"),
         ("poll:no", "poll", "not a duration"),
-        ("user_mode:on", "user_mode", "not one of auto, far, require_kernel"),
-        ("user_mode:require_kernel,mode:in_thread", "user_mode", "conflicts with `mode:in_thread`"),
+        ("mode:on", "mode", "not one of auto, user, kernel, in_thread"),
+        ("far_metadata:on,mode:in_thread", "far_metadata", "conflicts with `mode:in_thread`"),
         ("encrypt:yes", "encrypt", "not one of on, off"),
         ("wipe:zeros", "wipe", "did you mean `zero`?"),
         ("reserve:yes", "reserve", "not one of on, off"),
@@ -118,9 +138,9 @@ fn a_malformed_value_is_refused_with_its_key() {
         ("device:/a,dir:/b", "dir", "conflicts with `device`"),
         ("limit", "limit", "has no value"),
         ("handlers:4,handlers:4", "handlers", "given twice"),
-        ("handlers:4,,mode:handler", Config::ENV, "a comma too many"),
-        ("handlers:4,", Config::ENV, "a comma too many"),
-        (",", Config::ENV, "a comma too many"),
+        ("handlers:4,,mode:auto", Builder::ENV, "a comma too many"),
+        ("handlers:4,", Builder::ENV, "a comma too many"),
+        (",", Builder::ENV, "a comma too many"),
     ] {
         let message = refusal(text);
         assert!(message.starts_with(&format!("configuration: {key}: ")), "{text}: {message}");
@@ -130,28 +150,28 @@ fn a_malformed_value_is_refused_with_its_key() {
 
 #[test]
 fn a_limit_must_be_eight_mebibytes() {
-    let error = Config::parse("far_limit:8191KiB").expect_err("too little");
+    let error = parse("far_limit:8191KiB").expect_err("too little");
     let minimum = ByteCount::mib(8);
     assert!(matches!(error, Error::LimitTooSmall { minimum: m, .. } if m == minimum), "{error}");
-    assert!(Config::parse("far_limit:8MiB").is_ok());
+    assert!(parse("far_limit:8MiB").is_ok());
 }
 
 #[test]
 fn the_builder_refuses_what_the_text_refuses() {
     for builder in [
-        Config::builder().limit(ByteCount::ZERO),
-        Config::builder().limit(Limit::Percent(0)),
-        Config::builder().limit(Limit::Percent(101)),
-        Config::builder().far_limit(ByteCount::ZERO),
-        Config::builder().capacity(ByteCount(u64::MAX)),
-        Config::builder().handlers(65),
-        Config::builder().span(ByteCount(u64::MAX)),
-        Config::builder().deadline(Duration::MAX),
-        Config::builder().device(""),
-        Config::builder().device("/dev/a\0b"),
-        Config::builder().device("/dev/sda").dir("/tmp"),
+        Heap::builder().limit(ByteCount::ZERO),
+        Heap::builder().limit(Limit::Percent(0)),
+        Heap::builder().limit(Limit::Percent(101)),
+        Heap::builder().far_limit(ByteCount::ZERO),
+        Heap::builder().capacity(ByteCount(u64::MAX)),
+        Heap::builder().handlers(65),
+        Heap::builder().span(ByteCount(u64::MAX)),
+        Heap::builder().deadline(Duration::MAX),
+        Heap::builder().device(""),
+        Heap::builder().device("/dev/a\0b"),
+        Heap::builder().device("/dev/sda").dir("/tmp"),
     ] {
-        let error = builder.clone().build().expect_err("an invalid option");
+        let error = builder.limits().expect_err("an invalid option");
         assert!(matches!(error, Error::Config { .. }), "{builder:?}: {error}");
     }
 }
@@ -170,23 +190,23 @@ fn a_store_of_the_programs_own_conflicts_with_options_that_open_one() {
 
 #[test]
 fn paths_may_hold_colons_and_quoted_ones_commas() {
-    let config = Config::parse(r#"device:/dev/disk/by-path/pci-0000:00:1f.2,far_limit:1GiB"#);
-    let config = config.expect("colons need no quotes");
-    assert_eq!(config.device(), Some(Path::new("/dev/disk/by-path/pci-0000:00:1f.2")));
-    let config = Config::parse(r#"far_limit:1GiB,dir: "/mnt/a, ""b""" "#).expect("quoted");
-    assert_eq!(config.dir(), Some(Path::new(r#"/mnt/a, "b""#)));
+    let options = parse(r#"device:/dev/disk/by-path/pci-0000:00:1f.2,far_limit:1GiB"#);
+    let options = options.expect("colons need no quotes");
+    assert_eq!(options.get("device").as_deref(), Some("/dev/disk/by-path/pci-0000:00:1f.2"));
+    let options = parse(r#"far_limit:1GiB,dir: "/mnt/a, ""b""" "#).expect("quoted");
+    assert_eq!(options.get("dir").as_deref(), Some(r#"/mnt/a, "b""#));
 }
 
 #[test]
 fn a_text_overlays_what_the_builder_has() {
-    let base = Config::builder().far_limit(ByteCount::mib(64)).dir("/var/tmp").handlers(2);
-    let config = base.clone().parse("far_limit:128MiB,handlers:auto").and_then(Builder::build);
+    let base = Heap::builder().far_limit(ByteCount::mib(64)).dir("/var/tmp").handlers(2);
+    let config = base.clone().parse("far_limit:128MiB,handlers:auto").and_then(checked);
     let config = config.expect("an overlay");
-    assert_eq!(config.far_limit(), ByteCount::mib(128));
-    assert_eq!(config.dir(), Some(Path::new("/var/tmp")));
-    assert_eq!(config.handlers(), None);
-    let config = base.parse("device:/dev/sdb").and_then(Builder::build).expect("no conflict");
-    assert_eq!((config.device(), config.dir()), (Some(Path::new("/dev/sdb")), None));
+    assert_eq!(config.limits().expect("checked").1, ByteCount::mib(128));
+    assert_eq!(config.get("dir").as_deref(), Some("/var/tmp"));
+    assert_eq!(config.get("handlers").as_deref(), Some("auto"));
+    let config = base.parse("device:/dev/sdb").and_then(checked).expect("no conflict");
+    assert_eq!((config.get("device").as_deref(), config.get("dir")), (Some("/dev/sdb"), None));
 }
 
 /// Set for this test's child process, which then prints what it reads.
@@ -194,7 +214,7 @@ fn a_text_overlays_what_the_builder_has() {
 fn the_environment_variable_is_read_and_its_absence_means_the_defaults() {
     const TEST: &str = "the_environment_variable_is_read_and_its_absence_means_the_defaults";
     if case(TEST).is_some() {
-        match Config::builder().from_env().and_then(Builder::build) {
+        match Heap::builder().from_env().and_then(checked) {
             Ok(config) => println!("read: {config}"),
             Err(error) => println!("refused: {error}"),
         }
@@ -203,11 +223,11 @@ fn the_environment_variable_is_read_and_its_absence_means_the_defaults() {
     // A process of its own per value: changing this one's environment would race other tests.
     let child = |value: Option<&str>| {
         let prepare = |command: &mut Command| {
-            command.env_remove(Config::ENV).envs(value.map(|value| (Config::ENV, value)));
+            command.env_remove(Builder::ENV).envs(value.map(|value| (Builder::ENV, value)));
         };
         run(TEST, "", prepare).text
     };
-    let defaults = Config::parse("").expect("defaults").to_string();
+    let defaults = parse("").expect("defaults").to_string();
     assert!(child(None).contains(&format!("read: {defaults}")));
     assert!(
         child(Some("limit:96MiB"))
@@ -239,17 +259,18 @@ prop_compose! {
         deadline_ns in 1_000_000u64..=86_400_000_000_000,
         poll_ns in proptest::option::of(0u64..=500_000),
         (checksum, readahead) in any::<(bool, bool)>(),
-        (user_mode, mode) in prop_oneof![
-            Just((UserMode::Auto, FaultMode::Handler)),
-            Just((UserMode::Far, FaultMode::InThread)),
-            Just((UserMode::RequireKernel, FaultMode::Handler)),
+        mode in prop_oneof![
+            Just(FaultMode::Auto),
+            Just(FaultMode::User),
+            Just(FaultMode::Kernel),
+            Just(FaultMode::InThread),
         ],
         (encrypt, reserve) in any::<(bool, bool)>(),
         wipe in prop_oneof![Just(Wipe::Off), Just(Wipe::Discard), Just(Wipe::Zero)],
     ) -> Builder {
         let builder = match limit {
-            Ok(bytes) => Config::builder().limit(ByteCount(bytes)),
-            Err(percent) => Config::builder().limit(Limit::Percent(percent)),
+            Ok(bytes) => Heap::builder().limit(ByteCount(bytes)),
+            Err(percent) => Heap::builder().limit(Limit::Percent(percent)),
         };
         let builder = match store {
             (Some(device), _) => builder.device(device),
@@ -265,7 +286,6 @@ prop_compose! {
             .checksum(checksum)
             .deadline(Duration::from_nanos(deadline_ns))
             .poll(poll_ns.map(Duration::from_nanos))
-            .user_mode(user_mode)
             .readahead(readahead)
             .mode(mode)
             .encrypt(encrypt)
@@ -276,14 +296,14 @@ prop_compose! {
 proptest! {
     #[test]
     fn what_a_configuration_prints_reads_back_as_the_same(builder in builders()) {
-        let config = builder.build().expect("generated options are valid");
+        let config = checked(builder).expect("generated options are valid");
         let text = config.to_string();
-        prop_assert_eq!(Config::parse(&text).expect(&text), config);
+        prop_assert_eq!(parse(&text).expect(&text), config);
     }
 
     #[test]
     fn no_text_makes_the_parser_panic(text in r#"([a-z_]{1,9}|limit|page|dir|mode)[:,"%a-zA-Z0-9 ]{0,24}"#) {
-        let _ = Config::parse(&text);
+        let _ = parse(&text);
     }
 }
 
@@ -295,7 +315,7 @@ fn a_program_with_more_rights_than_its_caller_ignores_the_variable() {
     if std::env::var_os(CHILD).is_some() {
         let text = std::fs::read_to_string("/proc/self/status").expect("its own status");
         let users = text.lines().find(|line| line.starts_with("Uid:")).expect("users");
-        let config = Config::builder().from_env().and_then(Builder::build);
+        let config = Heap::builder().from_env().and_then(checked);
         let config = config.expect("what is in the variable is no error");
         return println!("as {:?}: {config}", users.split_whitespace().collect::<Vec<_>>());
     }
@@ -318,7 +338,7 @@ fn a_program_with_more_rights_than_its_caller_ignores_the_variable() {
             "--nocapture",
         ])
         .env(CHILD, "1")
-        .env(Config::ENV, "limit:9MiB,device:/root/precious,overwrite:on,nonsense")
+        .env(Builder::ENV, "limit:9MiB,device:/root/precious,overwrite:on,nonsense")
         .uid(NOBODY)
         .gid(NOBODY)
         .output()

@@ -158,8 +158,7 @@ fn direct_reads_lose_nothing_to_evictions_under_way() {
 fn with_faults_of_user_mode_only_system_calls_fail_and_the_rest_works() {
     let name = "with_faults_of_user_mode_only_system_calls_fail_and_the_rest_works";
     if case(name).is_some() {
-        let required =
-            Heap::builder().parse("far_limit:8MiB,user_mode:require_kernel").expect("known keys");
+        let required = Heap::builder().parse("far_limit:8MiB,mode:kernel").expect("known keys");
         let error = required.start().expect_err("refused").to_string();
         assert!(error.contains("/dev/userfaultfd") && error.contains("farheap doctor"), "{error}");
         let mut dice = Dice::new(seed("user mode"));

@@ -7,7 +7,7 @@ use crate::common::{StopOnDrop, bytes, eventually, heap, watchdog};
 use allocator_api2::boxed::Box as FarBox;
 use allocator_api2::vec::Vec as FarVec;
 use farheap::region::Advice;
-use farheap::{ByteCount, Config, Error, Far, Heap};
+use farheap::{ByteCount, Error, Far, Heap};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -158,7 +158,7 @@ fn a_heap_is_one_a_process_and_ends_only_when_it_is_empty() {
 
 #[test]
 fn a_limit_below_the_minimum_is_refused_with_the_minimum() {
-    let minimum_of = |conf| match Config::parse(conf) {
+    let minimum_of = |conf| match Heap::builder().parse(conf).and_then(|options| options.limits()) {
         Err(Error::LimitTooSmall { minimum, .. }) => minimum,
         other => panic!("{conf}: {other:?}"),
     };

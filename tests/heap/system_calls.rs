@@ -336,7 +336,7 @@ fn the_page_has_every_system_call_of_the_library() {
         "far_limit:8MiB,io:sync,handlers:1,readahead:off",
         "far_limit:8MiB,mode:in_thread",
         "far_limit:8MiB,encrypt:on,wipe:zero",
-        "far_limit:12MiB,metadata:far,check:on",
+        "far_limit:12MiB,far_metadata:on,check:on",
     ] {
         let ended = run(TEST, &format!("capacity:256MiB,{conf}"), |_| ());
         ended.expect_success();

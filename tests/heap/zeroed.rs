@@ -99,7 +99,7 @@ fn store(at: *mut u64, word: u64) {
 #[test]
 fn what_is_dropped_of_a_page_stays_zero_when_the_page_comes_back() {
     const TEST: &str = "what_is_dropped_of_a_page_stays_zero_when_the_page_comes_back";
-    let kinds = ["mode:handler", "install:copy", "mode:in_thread", "checksum:off"];
+    let kinds = ["mode:auto", "install:copy", "mode:in_thread", "checksum:off"];
     cases(TEST, &kinds, |conf| {
         let conf = format!("far_limit:64MiB,capacity:256MiB,readahead:off,{conf}");
         let Some(heap) = heap(&conf) else { return };
@@ -146,7 +146,7 @@ fn what_is_dropped_of_a_page_stays_zero_when_the_page_comes_back() {
 #[test]
 fn a_page_can_be_written_after_a_hole_of_it_was_read() {
     const TEST: &str = "a_page_can_be_written_after_a_hole_of_it_was_read";
-    let kinds = ["mode:handler", "mode:in_thread"];
+    let kinds = ["mode:auto", "mode:in_thread"];
     cases(TEST, &kinds, |conf| {
         // A fault was served for ever there.
         let _watchdog = watchdog(TEST, Duration::from_secs(120));

@@ -225,10 +225,10 @@ fn content_is_kept_when_threads_serve_their_own_faults() {
 #[test]
 fn fresh_memory_keeps_its_content_on_its_way_out() {
     for (name, mode, threads) in [
-        ("fresh", FaultMode::Handler, 1),
-        ("fresh, two threads", FaultMode::Handler, 2),
+        ("fresh", FaultMode::Auto, 1),
+        ("fresh, two threads", FaultMode::Auto, 2),
         ("fresh, in-thread", FaultMode::InThread, 2),
-        ("fresh, encrypted", FaultMode::Handler, 1),
+        ("fresh, encrypted", FaultMode::Auto, 1),
     ] {
         let config = config(Install::Auto);
         let encrypt = name.contains("encrypted");

@@ -5,9 +5,10 @@
 use super::*;
 use crate::common::region;
 use crate::servers::{Announced, Plan, TestServer, WRITE, nbdkit};
+use farheap::Stats;
+use farheap::config::Builder;
 use farheap::region::{Region, RegionConfig};
 use farheap::store::ServerStats;
-use farheap::{Config, Stats};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const SIZE: u64 = 64 << 20;
@@ -17,7 +18,7 @@ fn server() -> TestServer {
 }
 
 fn open(device: &str, more: &str) -> farheap::Result<Arc<dyn Store>> {
-    Config::parse(&format!("device:\"{device}\"{more}"))?.open_store()
+    Builder::default().parse(&format!("device:\"{device}\"{more}"))?.open_store()
 }
 
 fn plain(servers: &[TestServer]) -> String {

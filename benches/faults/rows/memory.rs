@@ -21,7 +21,7 @@ const UMAP_SCAN: [(usize, f64); 3] = [(64 << 10, 349.0), (256 << 10, 1_199.0), (
 
 /// How faults are delivered, where the library can choose.
 const MODES: [(&str, FaultMode); 2] =
-    [("handler", FaultMode::Handler), ("in-thread", FaultMode::InThread)];
+    [("handler", FaultMode::Auto), ("in-thread", FaultMode::InThread)];
 
 pub(crate) fn random(plan: &Plan, rows: &mut Vec<Row>) -> Result<()> {
     for (name, mode) in MODES {

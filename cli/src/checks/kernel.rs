@@ -1,10 +1,11 @@
 //! Judges the kernel: userfaultfd, io_uring, memory and limits.
 
-use super::{Check, Verdict};
+use super::{Check, Configuration, Verdict};
 use crate::probe::{Features, Limits, Privileges, Probe, Refusal, Uring, Userfaultfd};
-use farheap::config::{FaultMode, UserMode};
+use farheap::ByteCount;
+use farheap::config::FaultMode;
 use farheap::probe::{Memory, NumaNode, Route, try_reserve};
-use farheap::{ByteCount, Config};
+use farheap::region::RegionConfig;
 
 /// The first kernel with faults from user mode only, which everybody may use.
 const KERNEL_MIN: (u32, u32) = (5, 11);
@@ -36,10 +37,10 @@ pub(super) fn release(probe: &Probe) -> Check {
 }
 
 /// The routes to a userfaultfd.
-pub(super) fn userfaultfd(probe: &Probe, config: Option<&Config>) -> Check {
+pub(super) fn userfaultfd(probe: &Probe, config: Option<&Configuration>) -> Check {
     const NAME: &str = "userfaultfd";
-    let user_mode = config.map(Config::user_mode).unwrap_or_default();
-    let required = user_mode == UserMode::RequireKernel;
+    let mode = config.map(|config| config.region.mode).unwrap_or_default();
+    let required = mode == FaultMode::Kernel;
     let best = probe.userfaultfd.best();
     let mut check = match best {
         Some(route) if route.has_kernel_faults() => {
@@ -51,14 +52,11 @@ pub(super) fn userfaultfd(probe: &Probe, config: Option<&Config>) -> Check {
                 "with user-mode-only faults a system call fails with EFAULT when it reads or \
                  writes far memory that is not resident",
             );
-            let in_thread = config.is_some_and(|config| config.mode() == FaultMode::InThread);
-            match user_mode {
-                UserMode::RequireKernel => {
-                    check.meaning("`user_mode:require_kernel` asks for kernel-mode faults")
-                }
-                UserMode::Auto if !in_thread => check.meaning(
+            match mode {
+                FaultMode::Kernel => check.meaning("`mode:kernel` asks for kernel-mode faults"),
+                FaultMode::Auto => check.meaning(
                     "no allocation goes far because of its size; the handle `Far`, far scopes and \
-                     temporary memory do (`user_mode:far` sends sizes far all the same)",
+                     temporary memory do (`mode:user` sends sizes far all the same)",
                 ),
                 _ => check,
             }
@@ -111,12 +109,12 @@ const NO_MOVE: &str = "pages are copied out instead of moved, and what a direct 
      registered buffer of io_uring, brings into far memory is lost unless it is pinned";
 
 /// The features of userfaultfd; nothing when no userfaultfd can be opened to ask.
-pub(super) fn features(found: &Userfaultfd, config: Option<&Config>) -> Option<Check> {
+pub(super) fn features(found: &Userfaultfd, config: Option<&Configuration>) -> Option<Check> {
     const NAME: &str = "userfaultfd features";
     found.best()?;
     let has = |feature| found.features.contains(feature);
     let mut check = Check::new(NAME, Verdict::Pass, found.features.to_string());
-    let in_thread = config.is_some_and(|config| config.mode() == FaultMode::InThread);
+    let in_thread = config.is_some_and(|config| config.region.mode == FaultMode::InThread);
     for (feature, from, required, meaning) in [
         (Features::MOVE, "6.8", false, NO_MOVE),
         (Features::SIGBUS, "4.14", in_thread, "`mode:in_thread` does not work"),
@@ -148,7 +146,7 @@ pub(super) fn uring(found: &Uring) -> Check {
 }
 
 /// Memory available, and whether the limit fits.
-pub(super) fn memory(memory: &Memory, config: Option<&Config>) -> Check {
+pub(super) fn memory(memory: &Memory, config: Option<&Configuration>) -> Check {
     const NAME: &str = "memory";
     let Some(available) = memory.available() else {
         return Check::new(NAME, Verdict::Warn, "unknown: /proc/meminfo cannot be read")
@@ -161,7 +159,7 @@ pub(super) fn memory(memory: &Memory, config: Option<&Config>) -> Check {
         _ => format!("{available}, all of the machine's; no control group limits it"),
     };
     // Not the limit of the process: what nobody has named follows what the group leaves.
-    match config.and_then(|config| memory.objection(config.far_limit())) {
+    match config.and_then(|config| memory.objection(config.region.limit)) {
         Some(why) => Check::new(NAME, Verdict::Warn, found)
             .meaning(format!("{why}: the kernel may end the process before farheap makes room"))
             .repair("export FARHEAP_CONF=limit:auto"),
@@ -170,7 +168,7 @@ pub(super) fn memory(memory: &Memory, config: Option<&Config>) -> Check {
 }
 
 /// NUMA nodes, which a tier can be bound to.
-pub(super) fn nodes(nodes: &[NumaNode], config: Option<&Config>) -> Check {
+pub(super) fn nodes(nodes: &[NumaNode], config: Option<&Configuration>) -> Check {
     const NAME: &str = "NUMA nodes";
     let one = |node: &NumaNode| {
         let without = if node.has_processors { "" } else { ", without processors" };
@@ -181,17 +179,17 @@ pub(super) fn nodes(nodes: &[NumaNode], config: Option<&Config>) -> Check {
         [only] => format!("{}, the only one: `node` changes nothing here", one(only)),
         all => all.iter().map(one).collect::<Vec<_>>().join("; "),
     };
-    let bound = config.and_then(Config::node);
+    let bound = config.and_then(|config| config.region.node);
     let asked = nodes.iter().find(|node| Some(node.number) == bound);
     match (asked, config) {
-        (Some(node), Some(config)) if config.far_limit() > node.free => {
+        (Some(node), Some(config)) if config.region.limit > node.free => {
             Check::new(NAME, Verdict::Warn, found)
                 .meaning(format!(
                     "node {} has {} free, less than the limit of {}: where it has none left the kernel ends \
                      the process",
                     node.number,
                     node.free,
-                    config.far_limit()
+                    config.region.limit
                 ))
                 .repair_when("for example:", "export FARHEAP_CONF=node:0,far_limit:25%")
         }
@@ -200,17 +198,17 @@ pub(super) fn nodes(nodes: &[NumaNode], config: Option<&Config>) -> Check {
 }
 
 /// Part of the configured limit that tables take.
-pub(super) fn tables(config: &Config) -> Check {
+pub(super) fn tables(config: &Configuration) -> Check {
     const NAME: &str = "tables";
-    let region = config.region();
+    let region = &config.region;
     let gib = ByteCount::gib(1);
     let per_gib = ByteCount((region.tables_max(ByteCount::gib(1024)).get()) / 1024);
     let most = region.far_max();
     let found = format!(
         "up to {per_gib} for each GiB of far memory: at most {most} of it under a limit of {}",
-        config.far_limit()
+        region.limit
     );
-    match config.capacity() {
+    match config.size("capacity") {
         Some(capacity) if capacity > most => Check::new(NAME, Verdict::Warn, found)
             .meaning(format!("allocations are refused before a capacity of {capacity} is used")),
         _ if most < gib => {
@@ -248,16 +246,9 @@ pub(super) fn huge_pages(limits: &Limits) -> Check {
     }
 }
 
-/// The span of the default configuration.
-fn default_span() -> ByteCount {
-    // A limit in bytes needs no knowledge of the machine.
-    let config = Config::builder().far_limit(ByteCount::mib(8)).build();
-    config.expect("the defaults are valid").span()
-}
-
 /// Checks that the span can be reserved.
-pub(super) fn address_space(limits: &Limits, config: Option<&Config>) -> Check {
-    let span = config.map_or_else(default_span, Config::span);
+pub(super) fn address_space(limits: &Limits, config: Option<&Configuration>) -> Check {
+    let span = config.map_or_else(|| RegionConfig::new().span, |config| config.region.span);
     reservation(limits, span, try_reserve(span))
 }
 
@@ -341,14 +332,13 @@ mod tests {
         assert!(check.meaning[0].contains("fails with EFAULT"), "{check:?}");
         let local = |check: &Check| check.meaning[1].contains("goes far because of its size");
         assert!(local(&check), "{check:?}");
-        for text in ["far_limit:64MiB,user_mode:far", "far_limit:64MiB,mode:in_thread"] {
-            let config = Config::parse(text).expect(text);
+        for text in ["far_limit:64MiB,mode:user", "far_limit:64MiB,mode:in_thread"] {
+            let config = Configuration::parse(text).expect(text);
             assert!(!local(&userfaultfd(&probe, Some(&config))), "{text}");
         }
         assert!(commands(&check).contains(&"sudo setfacl -m u:$USER:rw /dev/userfaultfd"));
         assert!(commands(&check).contains(&"sudo sysctl vm.unprivileged_userfaultfd=1"));
-        let strict =
-            Config::parse("far_limit:64MiB,user_mode:require_kernel").expect("a configuration");
+        let strict = Configuration::parse("far_limit:64MiB,mode:kernel").expect("a configuration");
         assert_eq!(userfaultfd(&probe, Some(&strict)).verdict, Verdict::Fail);
     }
 
@@ -372,7 +362,7 @@ mod tests {
             features: Features(Features::SIGBUS.0 | Features::POISON.0),
         };
         let verdict = |text: &str| {
-            let config = Config::parse(text).expect(text);
+            let config = Configuration::parse(text).expect(text);
             features(&found, Some(&config)).expect("a route is open").verdict
         };
         assert_eq!(verdict("far_limit:64MiB"), Verdict::Warn);
@@ -394,7 +384,7 @@ mod tests {
         let (bytes, used) = (ByteCount::gib(1), ByteCount::ZERO);
         found.cgroup = Some(CgroupLimit { bytes, file: "/x/memory.max".into(), used });
         found.fullest = found.cgroup.clone();
-        let config = |text: &str| Config::parse(text).expect(text);
+        let config = |text: &str| Configuration::parse(text).expect(text);
         assert_eq!(memory(&found, Some(&config("limit:959MiB"))).verdict, Verdict::Pass);
         assert_eq!(memory(&found, Some(&config("limit:960MiB"))).verdict, Verdict::Warn);
         assert!(memory(&found, None).found.contains("/x/memory.max"));
@@ -409,7 +399,7 @@ mod tests {
 
     #[test]
     fn tables_are_told_per_gib_and_bound_what_can_be_allocated() {
-        let check = |text: &str| tables(&Config::parse(text).expect(text));
+        let check = |text: &str| tables(&Configuration::parse(text).expect(text));
         let small = check("far_limit:8MiB,capacity:2GiB");
         assert_eq!(small.verdict, Verdict::Warn);
         assert!(small.meaning[0].contains("2.0 GiB"), "{small:?}");
@@ -425,11 +415,11 @@ mod tests {
             address_space: Some(ByteCount::gib(4)),
             ..Limits::default()
         };
-        let check = reservation(&limits, default_span(), Err(libc::ENOMEM));
+        let check = reservation(&limits, RegionConfig::new().span, Err(libc::ENOMEM));
         assert_eq!(check.verdict, Verdict::Fail);
         assert_eq!(check.meaning.len(), 2);
         assert!(commands(&check).contains(&"sudo sysctl vm.overcommit_memory=0"));
         assert!(commands(&check).contains(&"ulimit -v unlimited"));
-        assert_eq!(reservation(&limits, default_span(), Ok(())).verdict, Verdict::Pass);
+        assert_eq!(reservation(&limits, RegionConfig::new().span, Ok(())).verdict, Verdict::Pass);
     }
 }

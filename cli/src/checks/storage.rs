@@ -1,11 +1,11 @@
 //! Judges where evicted pages are to go: the temporary file's directory, or a device.
 
-use super::{Check, Subject, Verdict, servers};
+use super::{Check, Configuration, Subject, Verdict, servers};
 use crate::place::{DeviceKind, Directory, StoreDevice};
+use farheap::ByteCount;
 use farheap::probe::temporary_dir;
-use farheap::{ByteCount, Config};
 use farheap_nbd::ServerAddress;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// The smallest store.
@@ -14,12 +14,12 @@ const STORE_MIN: ByteCount = ByteCount::mib(1);
 const IO_ALIGN: ByteCount = ByteCount::kib(4);
 
 /// Checks the device or directory of the command line, else of the configuration.
-pub(super) fn checks(subject: &Subject, config: Option<&Config>) -> Vec<Check> {
-    let configured = |path: Option<&Path>| path.map(Path::to_owned);
+pub(super) fn checks(subject: &Subject, config: Option<&Configuration>) -> Vec<Check> {
+    let configured = |key| config.and_then(|config| config.options.get(key)).map(PathBuf::from);
     let (device, dir) = if subject.device.is_some() || subject.dir.is_some() {
         (subject.device.clone(), subject.dir.clone())
     } else {
-        (configured(config.and_then(Config::device)), configured(config.and_then(Config::dir)))
+        (configured("device"), configured("dir"))
     };
     let servers = device.as_deref().and_then(Path::to_str);
     if let Some(servers) = servers.filter(|text| ServerAddress::is_address(text)) {
@@ -28,7 +28,7 @@ pub(super) fn checks(subject: &Subject, config: Option<&Config>) -> Vec<Check> {
     match device {
         Some(path) => match StoreDevice::probe(&path) {
             Ok(found) => device_checks(&path, &found, config),
-            Err(error) => match (error.kind(), path.parent(), config.and_then(Config::capacity)) {
+            Err(error) => match (error.kind(), path.parent(), capacity(config)) {
                 // A file that is missing is created, if its size is given.
                 (std::io::ErrorKind::NotFound, Some(parent), Some(_)) if parent.is_dir() => {
                     directory(parent, config)
@@ -38,6 +38,10 @@ pub(super) fn checks(subject: &Subject, config: Option<&Config>) -> Vec<Check> {
         },
         None => directory(&dir.unwrap_or_else(temporary_dir), config),
     }
+}
+
+fn capacity(config: Option<&Configuration>) -> Option<ByteCount> {
+    config?.size("capacity")
 }
 
 /// Quotes a path for a shell.
@@ -53,7 +57,7 @@ fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', "'\\''"))
 }
 
-fn directory(dir: &Path, config: Option<&Config>) -> Vec<Check> {
+fn directory(dir: &Path, config: Option<&Configuration>) -> Vec<Check> {
     const NAME: &str = "directory";
     match Directory::probe(dir) {
         Ok(found) => directory_checks(dir, &found, config),
@@ -65,7 +69,7 @@ fn directory(dir: &Path, config: Option<&Config>) -> Vec<Check> {
     }
 }
 
-fn directory_checks(dir: &Path, found: &Directory, config: Option<&Config>) -> Vec<Check> {
+fn directory_checks(dir: &Path, found: &Directory, config: Option<&Configuration>) -> Vec<Check> {
     let kind = found.file_system.as_deref().unwrap_or("an unknown file system");
     let place = format!("{} on {kind}", dir.display());
     let directory = if matches!(kind, "tmpfs" | "ramfs") {
@@ -75,7 +79,7 @@ fn directory_checks(dir: &Path, found: &Directory, config: Option<&Config>) -> V
     } else {
         Check::new("directory", Verdict::Pass, place)
     };
-    let wanted = match config.map(|config| (config.capacity(), config.far_limit())) {
+    let wanted = match config.map(|config| (config.size("capacity"), config.region.limit)) {
         Some((Some(capacity), _)) => Some((capacity, "configured capacity")),
         Some((None, limit)) => Some((limit, "limit of resident memory")),
         None => None,
@@ -117,7 +121,7 @@ fn unusable_device(path: &Path, error: &std::io::Error) -> Check {
     }
 }
 
-fn device_checks(path: &Path, found: &StoreDevice, config: Option<&Config>) -> Vec<Check> {
+fn device_checks(path: &Path, found: &StoreDevice, config: Option<&Configuration>) -> Vec<Check> {
     let mut checks = vec![identity(path, found, config), writable(path, found)];
     if found.kind == DeviceKind::Block {
         checks.push(unused(path, found));
@@ -131,14 +135,14 @@ fn device_checks(path: &Path, found: &StoreDevice, config: Option<&Config>) -> V
 }
 
 /// Kind, size and blocks of the device.
-fn identity(path: &Path, found: &StoreDevice, config: Option<&Config>) -> Check {
+fn identity(path: &Path, found: &StoreDevice, config: Option<&Configuration>) -> Check {
     const NAME: &str = "device";
     let kind = match found.kind {
         DeviceKind::Block => "block device",
         _ => "regular file",
     };
     let place = format!("{}, {kind} of {}", path.display(), found.size);
-    let needed = config.and_then(Config::capacity).unwrap_or(STORE_MIN);
+    let needed = capacity(config).unwrap_or(STORE_MIN);
     if found.size < needed {
         let check = Check::new(NAME, Verdict::Fail, place)
             .meaning(format!("smaller than the {needed} needed"));
@@ -215,13 +219,15 @@ fn discard(found: &StoreDevice) -> Check {
     }
 }
 
-fn contents(path: &Path, found: &StoreDevice, config: Option<&Config>) -> Check {
+fn contents(path: &Path, found: &StoreDevice, config: Option<&Configuration>) -> Check {
     const NAME: &str = "contents";
     let holds = found.contents;
     if holds.is_free() {
         return Check::new(NAME, Verdict::Pass, format!("{holds}"));
     }
-    let (verdict, meaning) = match config.is_some_and(Config::overwrite) {
+    let (verdict, meaning) = match config
+        .is_some_and(|config| config.options.get("overwrite").as_deref() == Some("on"))
+    {
         true => (Verdict::Warn, "farheap overwrites it, as `overwrite:on` asks for"),
         false => (Verdict::Fail, "farheap overwrites no data unless it is told to"),
     };

@@ -80,7 +80,7 @@ fn any_key_and_any_number_of_pairs_can_be_fetched() {
 
 #[test]
 fn a_fetch_with_handler_threads_is_a_prefetch() {
-    let Some(collective) = collective(FaultMode::Handler, ByteCount::ZERO) else { return };
+    let Some(collective) = collective(FaultMode::Auto, ByteCount::ZERO) else { return };
     let map = tree(&collective, TreeStrategy::Dfs);
     faults(&map, 500, 100, |map| map.fetch_from(&500, 100));
 }

@@ -4,7 +4,7 @@
 
 use farheap::manager::MemoryManager;
 use farheap::pool::{BufferPool, PoolConfig};
-use farheap::{ByteCount, Config, Far, Heap, PageId, Placement, malloc};
+use farheap::{ByteCount, Far, Heap, PageId, Placement, malloc};
 use farheap_collections::sub::{Collective, CollectiveConfig, SubAllocator};
 use std::alloc::Layout;
 use std::hint::black_box;
@@ -59,9 +59,9 @@ impl World {
         let pool =
             PoolConfig::new().create(dir.path().join("table"), ByteCount::mib(16), &manager)?;
         let page = pool.allocate()?.id();
-        let config = Config::builder().span(ByteCount::gib(64));
-        let config = config.parse(text)?.build()?;
-        let parts = CollectiveConfig::new().local(ByteCount::mib(1)).region(config.region());
+        let config = Heap::builder().span(ByteCount::gib(64));
+        let config = config.parse(text)?;
+        let parts = CollectiveConfig::new().local(ByteCount::mib(1)).region(config.region()?);
         let collective = Collective::create(parts, config.open_store()?)?;
         Ok(World { _heap: heap, pool, page, collective })
     }

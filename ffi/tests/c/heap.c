@@ -125,8 +125,7 @@ static farheap_heap *start(void) {
     config.span = (uint64_t)64 << 30;
     config.deadline_ms = 30000;
     config.handlers = 1;
-    config.user_mode = "far"; /* so that sizes decide without privileges too */
-    config.mode = "handler";
+    config.mode = "user"; /* so that sizes decide without privileges too */
     config.wipe = "off";
     config.checksum = FARHEAP_ON;
     config.readahead = FARHEAP_ON;

@@ -112,7 +112,7 @@ static void texts(void) {
     farheap_heap *heap = NULL;
     config.mode = filled("x");
     BRIEFLY(FARHEAP_E_CONFIG, farheap_start_config(&config, &heap));
-    config.mode = "handler,far_limit:1"; /* one value, not a second key */
+    config.mode = "auto,far_limit:1"; /* one value, not a second key */
     BRIEFLY(FARHEAP_E_CONFIG, farheap_start_config(&config, &heap));
     config.mode = NULL;
     config.size = SIZE_MAX;
@@ -403,7 +403,7 @@ int main(void) {
     a_pool();
     a_collective();
     farheap_heap *heap = NULL;
-    skip_unless_permitted(farheap_start("far_limit:16MiB,capacity:64MiB,threshold:64KiB,user_mode:far", &heap));
+    skip_unless_permitted(farheap_start("far_limit:16MiB,capacity:64MiB,threshold:64KiB,mode:user", &heap));
     sizes_and_alignments();
     OK(farheap_scope_push(FARHEAP_FAR));
     sizes_and_alignments();

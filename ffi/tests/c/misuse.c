@@ -370,7 +370,7 @@ int main(void) {
     OK(farheap_manager_free(manager));
 
     struct parents parents = {0};
-    skip_unless_permitted(farheap_start("far_limit:16MiB,capacity:64MiB,user_mode:far", &parents.heap));
+    skip_unless_permitted(farheap_start("far_limit:16MiB,capacity:64MiB,mode:user", &parents.heap));
     OK(farheap_collective_new("far_limit:8MiB,capacity:64MiB", MIB, 0, &parents.collective));
     OK(farheap_collective_suballocator(parents.collective, FARHEAP_NEW_PER_PAGE, &parents.sub));
     parents.far = far_malloc(MIB);

@@ -8,8 +8,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static const char *PLAIN = "far_limit:16MiB,capacity:64MiB,threshold:1KiB,user_mode:far";
-static const char *CHECKED = "far_limit:16MiB,capacity:64MiB,threshold:1KiB,user_mode:far,check:on";
+static const char *PLAIN = "far_limit:16MiB,capacity:64MiB,threshold:1KiB,mode:user";
+static const char *CHECKED = "far_limit:16MiB,capacity:64MiB,threshold:1KiB,mode:user,check:on";
 
 static farheap_heap *heap;
 

@@ -82,7 +82,7 @@ static void *work(void *unused) {
 int main(void) {
     farheap_heap *heap = NULL;
     pthread_t thread;
-    if (farheap_start("far_limit:8MiB,capacity:64MiB,span:16GiB,user_mode:far", &heap)) {
+    if (farheap_start("far_limit:8MiB,capacity:64MiB,span:16GiB,mode:user", &heap)) {
         printf("skipped: %s\n", farheap_last_message());
         return 77;
     }

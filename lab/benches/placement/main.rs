@@ -132,7 +132,7 @@ impl Args {
         CollectiveConfig::default_region()
             .limit(run::ample(n))
             // No pointer of a container reaches a system call.
-            .mode(if self.handlers { FaultMode::Handler } else { FaultMode::InThread })
+            .mode(if self.handlers { FaultMode::Auto } else { FaultMode::InThread })
     }
 
     fn variants(&self) -> Outcome<Vec<Variant>> {

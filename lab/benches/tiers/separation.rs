@@ -1,6 +1,6 @@
 //! Figure 7: TPC-H and its migration with jemalloc's metadata separated, and together with the data.
 //!
-//! *Separated* is `metadata:local`, *together* `metadata:far`; both take turns, each in a process of its
+//! *Separated* is `far_metadata:off`, *together* `far_metadata:on`; both take turns, each in a process of its
 //! own, at each scale factor.
 
 use crate::child::Side;
@@ -32,8 +32,8 @@ fn at(options: &Options) -> Result<Vec<Row>> {
     let job = Job { options, cache };
     let [mut separated, mut together]: [Vec<Told>; 2] = [const { Vec::new() }; 2];
     for _ in 0..options.rounds {
-        separated.push(job.run(Side::Far, &job.conf(",metadata:local"))?);
-        together.push(job.run(Side::Far, &job.conf(",metadata:far"))?);
+        separated.push(job.run(Side::Far, &job.conf(",far_metadata:off"))?);
+        together.push(job.run(Side::Far, &job.conf(",far_metadata:on"))?);
     }
     let row = |work: &str, name: &str| {
         let all = |told: &[Told]| told.iter().map(|told| told.get(name)).collect();

@@ -6,7 +6,7 @@
 use crate::options::Limit;
 use crate::tables::COLUMNS;
 use farheap::config::Builder;
-use farheap::{ByteCount, Config, Error, FarHeap, Heap, Placement};
+use farheap::{ByteCount, Error, FarHeap, Heap, Placement};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::str::FromStr;
@@ -45,7 +45,7 @@ impl FromStr for Definition {
         if name.is_empty() || name == LOCAL {
             return Err(format!("`{name}` cannot be the name of a tier"));
         }
-        match Config::builder().parse(&options).and_then(|builder| builder.build()) {
+        match Heap::builder().parse(&options).and_then(|builder| builder.limits()) {
             // The limit will be another one.
             Ok(_) | Err(Error::LimitTooSmall { .. }) => {}
             Err(error) => return Err(error.to_string()),
@@ -62,7 +62,7 @@ impl Definition {
             builder = builder.threshold(None);
         }
         let builder = builder.parse(&self.options)?;
-        builder.clone().build()?;
+        builder.limits()?;
         Ok(builder)
     }
 }

@@ -62,7 +62,7 @@ impl Mapper {
         let uffd = Uffd::open(
             feature::PAGEFAULT_FLAG_WP | required,
             feature::THREAD_ID | feature::EVENT_REMAP | newer,
-            config.kernel_faults_required,
+            config.mode == FaultMode::Kernel,
         )?;
         let moves = !copies && uffd.has(feature::MOVE);
         if !moves {
