@@ -16,7 +16,7 @@ use crate::base::local::keep_local;
 use crate::base::sync::{Rank, Ranked};
 use crate::base::units::ByteCount;
 use crate::config::{Builder, Config};
-use crate::heap::{self, ExtentSource, FarArenas, FarArenasOptions, TIERS_MAX, Tier, TierMemory};
+use crate::heap::{self, ExtentSource, FarArenas, FarArenasOptions, Local, TIERS_MAX, Tier, Usage};
 use crate::paging::region::{self, FaultMode, Region, Stats};
 use crate::store::{BlockStore, Store};
 #[cfg(feature = "network")]
@@ -330,21 +330,6 @@ impl Heap {
         default.and_then(FarArenas::threshold)
     }
 
-    /// Bytes that are allocated in this tier, as callers asked for them; zero in a forked child.
-    #[must_use]
-    pub fn allocated(&self) -> ByteCount {
-        if self.region.is_here() { self.arenas.allocated() } else { ByteCount::ZERO }
-    }
-
-    /// Bytes of RAM that the allocator has for everything that is not far: live, freed and kept for
-    /// reuse, and its own tables. They are outside of the limit of a heap that stands alone; under a
-    /// [memory manager](crate::limit::manager) they count against its limit as "local memory", and under a
-    /// [limit on the process](crate::config::Builder::limit) far memory gives way to them.
-    #[must_use]
-    pub fn local(&self) -> ByteCount {
-        heap::local_resident()
-    }
-
     /// Gives freed far memory that is kept for reuse back now, frames and all, and has its device space
     /// given back soon. By itself that waits until the device has been quiet for half a second, or until more has been
     /// freed than is stored for two seconds.
@@ -370,35 +355,21 @@ impl Heap {
     ///     }
     /// };
     /// let numbers = allocator_api2::vec::Vec::<u64, Far>::with_capacity_in(100_000, Far);
-    /// let memory = heap.memory();
-    /// assert_eq!(memory.allocated_bytes.get(), 800_000);
-    /// assert!(memory.large_bytes.get() >= 800_000 && memory.active_bytes >= memory.large_bytes);
-    /// println!("{memory}of which {:.1} % is metadata", 100.0 * memory.metadata_share());
+    /// let usage = heap.usage();
+    /// assert_eq!(usage.allocated_bytes.get(), 800_000);
+    /// assert!(usage.large_bytes.get() >= 800_000 && usage.active_bytes >= usage.large_bytes);
+    /// println!("{usage}");
     /// drop(numbers);
     /// heap.shutdown()?;
     /// # Ok(()) }
     /// ```
     #[must_use]
-    pub fn memory(&self) -> TierMemory {
+    pub fn usage(&self) -> Usage {
         let of_arenas = self.while_running(FarArenas::memory).unwrap_or_default();
         // A forked child has none.
         let far = self.region.is_here().then(|| self.region.stats().resident_bytes);
         let resident_bytes = far.into_iter().chain([of_arenas.resident_bytes]).sum();
-        TierMemory { resident_bytes, ..of_arenas }
-    }
-
-    /// Uses of the process's local memory now, by jemalloc's account: that of all that is not far, but for
-    /// the metadata of far tiers. jemalloc takes all of a block for resident, of which the last pages may never
-    /// have been touched: a block of random size is a tenth larger than what was asked for. Where the kernel
-    /// counts less, `resident_bytes` is what the process has in RAM beside files and far memory; the C
-    /// library's memory and stacks are in that. Takes jemalloc's locks, as [`memory`](Heap::memory) does.
-    #[must_use]
-    pub fn local_memory() -> TierMemory {
-        let memory = heap::local_memory();
-        let far: ByteCount = Heap::tiers().iter().map(|tier| tier.memory().resident_bytes).sum();
-        let anonymous = Statm::open().ok().and_then(|statm| statm.anonymous());
-        let most = anonymous.map_or(u64::MAX, |all| all.0.saturating_sub(far.0));
-        TierMemory { resident_bytes: memory.resident_bytes.min(ByteCount(most)), ..memory }
+        Usage { resident_bytes, ..of_arenas }
     }
 
     /// Asks the tier's arenas something while they exist.
@@ -462,6 +433,27 @@ impl Heap {
             ending.iter().for_each(|tier| tier.heap.region.extents().end());
         }
         result
+    }
+}
+
+impl Local {
+    /// Uses of the process's local memory now, by jemalloc's account: that of all that is not far, but for
+    /// the metadata of far tiers. jemalloc takes all of a block for resident, of which the last pages may never
+    /// have been touched: a block of random size is a tenth larger than what was asked for. Where the kernel
+    /// counts less, `resident_bytes` is what the process has in RAM beside files and far memory; the C
+    /// library's memory and stacks are in that.
+    ///
+    /// Local memory is outside of the limit of a heap that stands alone; under a
+    /// [memory manager](crate::limit::manager) it counts against its limit as "local memory", and under a
+    /// [limit on the process](crate::config::Builder::limit) far memory gives way to it. Takes jemalloc's locks, as
+    /// [`Heap::usage`] does.
+    #[must_use]
+    pub fn usage() -> Usage {
+        let usage = heap::local_memory();
+        let far: ByteCount = Heap::tiers().iter().map(|tier| tier.usage().resident_bytes).sum();
+        let anonymous = Statm::open().ok().and_then(|statm| statm.anonymous());
+        let most = anonymous.map_or(u64::MAX, |all| all.0.saturating_sub(far.0));
+        Usage { resident_bytes: usage.resident_bytes.min(ByteCount(most)), ..usage }
     }
 }
 

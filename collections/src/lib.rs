@@ -68,7 +68,7 @@ mod testing;
 pub use btree::{FarBTreeMap, Iter, Range, TreeStrategy};
 #[cfg(feature = "heap")]
 pub use bump::Bump;
-pub use leveled::{FarLeveledMap, FaultCost, LevelIter, LevelPlan, LevelRange, Usage};
+pub use leveled::{FarLeveledMap, FaultCost, LevelIter, LevelPlan, LevelRange, Workload};
 pub use page_filler::PageFiller;
 pub use paged::{FarPagedMap, PagedIter};
 pub use skiplist::{FarSkipList, ListIter, ListRange, ListStrategy};

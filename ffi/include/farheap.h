@@ -497,8 +497,8 @@ typedef struct farheap_stats {
 /* The heap's statistics, as many fields as `out->size` has room for. */
 farheap_status farheap_heap_stats(farheap_heap *heap, farheap_stats *out) FARHEAP_NOEXCEPT;
 
-typedef struct farheap_memory {
-    /* sizeof(farheap_memory) */
+typedef struct farheap_usage {
+    /* sizeof(farheap_usage) */
     size_t size;
     /* Bytes in blocks, as callers asked for them. jemalloc does not count these for local memory:
      * there it is the sum of small_bytes and large_bytes. */
@@ -514,14 +514,14 @@ typedef struct farheap_memory {
     uint64_t dirty_bytes;
     /* Bytes of addresses that jemalloc keeps without memory, for later. */
     uint64_t retained_bytes;
-    /* Bytes of what jemalloc keeps about all this: in RAM, or far by the option metadata. */
+    /* Bytes of what jemalloc keeps about all this: in RAM, or far by the option far_metadata. */
     uint64_t metadata_bytes;
     /* Bytes of RAM that all of this has, metadata included. */
     uint64_t resident_bytes;
-} farheap_memory;
+} farheap_usage;
 
 /* Use of the memory of the heap, or of a further tier; zeros once it was stopped. */
-farheap_status farheap_heap_memory(farheap_heap *heap, farheap_memory *out) FARHEAP_NOEXCEPT;
+farheap_status farheap_heap_usage(farheap_heap *heap, farheap_usage *out) FARHEAP_NOEXCEPT;
 
 /* How long events of one kind have taken since the start, to about 2 %. */
 typedef struct farheap_latency {

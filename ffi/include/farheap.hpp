@@ -50,7 +50,7 @@ namespace farheap {
 
 using status = farheap_status;
 using stats = farheap_stats;
-using memory_use = farheap_memory;
+using usage = farheap_usage;
 using manager_stats = farheap_manager_stats;
 using pool_stats = farheap_pool_stats;
 using consumer_stats = farheap_consumer_stats;
@@ -209,10 +209,10 @@ public:
         return answer;
     }
     // Use of its memory.
-    memory_use memory() const {
-        memory_use out{};
+    farheap::usage usage() const {
+        farheap::usage out{};
         out.size = sizeof out;
-        detail::check(farheap_heap_memory(get(), &out));
+        detail::check(farheap_heap_usage(get(), &out));
         return out;
     }
 

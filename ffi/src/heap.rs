@@ -10,7 +10,7 @@ use crate::error::{
 use crate::handle::{self, methods, opaque};
 use crate::manager::farheap_manager;
 use crate::scope::farheap_placement;
-use crate::stats::{farheap_memory, farheap_stats};
+use crate::stats::{farheap_stats, farheap_usage};
 use farheap::region::{Advice, Latencies, Latency};
 use farheap::{ByteCount, Heap};
 use std::ffi::{c_char, c_void};
@@ -321,7 +321,7 @@ methods! { farheap_heap: Heap;
     }
 
     farheap_heap_stats(heap, out: *mut farheap_stats) {
-        let stats = farheap_stats::new(heap.allocated().get(), &heap.stats());
+        let stats = farheap_stats::new(heap.usage().allocated_bytes.get(), &heap.stats());
         // SAFETY: NULL or sized, as the caller promises.
         unsafe { stats.write(out) }
     }
@@ -342,10 +342,10 @@ methods! { farheap_heap: Heap;
         unsafe { write(out, heap.tier().to_bits()) }
     }
 
-    farheap_heap_memory(heap, out: *mut farheap_memory) {
-        let memory = farheap_memory::new(&heap.memory());
+    farheap_heap_usage(heap, out: *mut farheap_usage) {
+        let usage = farheap_usage::new(&heap.usage());
         // SAFETY: NULL or sized, as the caller promises.
-        unsafe { memory.write(out) }
+        unsafe { usage.write(out) }
     }
 
     farheap_serves_kernel_faults(heap, out: *mut bool) {

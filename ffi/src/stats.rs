@@ -6,7 +6,7 @@ use crate::error::{Result, write_sized};
 use crate::manager::FARHEAP_NAME_MAX;
 use farheap::manager::{ConsumerStats, ManagerStats};
 use farheap::pool::PoolStats;
-use farheap::{Stats, TierMemory};
+use farheap::{Stats, Usage};
 use std::ffi::c_char;
 use std::mem::offset_of;
 
@@ -101,9 +101,9 @@ farheap::for_region_stats!(structure (
     }
 ));
 
-farheap::for_tier_memory!(structure (
+farheap::for_usage!(structure (
     /// Uses of a tier's memory.
-    farheap_memory of TierMemory {}
+    farheap_usage of Usage {}
 ));
 
 farheap::for_manager_stats!(structure (
@@ -133,7 +133,7 @@ farheap::for_pool_stats!(structure (
 pub fn structures() -> [Structure; 5] {
     [
         farheap_stats::structure(),
-        farheap_memory::structure(),
+        farheap_usage::structure(),
         farheap_manager_stats::structure(),
         farheap_consumer_stats::structure(),
         farheap_pool_stats::structure(),

@@ -422,8 +422,10 @@ impl Work {
         let cpu = process::cpu_time() - cpu_before;
         let seconds = if self.is_written() { began.elapsed() } else { cpu }.as_secs_f64();
         let read_mib = heap.stats().bytes_read.get() as f64 / f64::from(1 << 20);
-        let memory = heap.memory();
-        let address = memory.active_bytes.0 + memory.dirty_bytes.0 + memory.retained_bytes.0;
+        let usage = heap.usage();
+        let metadata = usage.metadata_bytes.get() as f64;
+        let used = (usage.small_bytes.get() + usage.large_bytes.get()) as f64;
+        let address = usage.active_bytes.0 + usage.dirty_bytes.0 + usage.retained_bytes.0;
         if self.is_written() {
             for (at, block) in blocks.iter_mut().enumerate().step_by(CHECKED) {
                 raw::check_block(block.words(), (at * from) as u64);
@@ -435,7 +437,7 @@ impl Work {
         Ok(Sample {
             seconds,
             cpu: cpu.as_secs_f64(),
-            share: 100.0 * memory.metadata_share(),
+            share: 100.0 * metadata / (used + metadata),
             address_mib: address as f64 / f64::from(1 << 20),
             read_mib,
         })

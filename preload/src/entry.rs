@@ -273,7 +273,7 @@ extern "C" fn mallopt(_parameter: c_int, _value: c_int) -> c_int {
 /// Local memory and far memory, in bytes.
 fn sizes() -> [usize; 2] {
     let Some(_inside) = enter() else { return [0; 2] };
-    let far = Heap::running().map_or(0, |heap| heap.allocated().as_usize());
+    let far = Heap::running().map_or(0, |heap| heap.usage().allocated_bytes.as_usize());
     [malloc::local_resident().as_usize(), far]
 }
 

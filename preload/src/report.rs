@@ -65,7 +65,7 @@ fn far(heap: &Heap) -> String {
     format!(
         "far {}, of it {mapped} mapped, resident {} of at most {}, peak {}; faults {} read, {} zero; {} read, \
          {} written; local {}",
-        ByteCount(heap.allocated().0 + mapped.0),
+        ByteCount(heap.usage().allocated_bytes.0 + mapped.0),
         stats.resident_bytes,
         stats.limit_bytes,
         stats.resident_bytes_max,

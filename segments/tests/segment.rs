@@ -30,7 +30,7 @@ fn alone(conf: &str) -> Option<Alone> {
 impl Alone {
     /// All far memory has been freed, or this fails.
     fn end(self) {
-        assert_eq!(self.heap.allocated(), ByteCount::ZERO);
+        assert_eq!(self.heap.usage().allocated_bytes, ByteCount::ZERO);
         self.heap.shutdown().expect("nothing far is left");
     }
 }
@@ -99,10 +99,10 @@ fn segments_move_through_several_tiers() {
         }
         assert!(to.stats().resident_bytes_max <= to.stats().limit_bytes, "{:?}", to.stats());
     }
-    assert_eq!(alone.heap.allocated(), ByteCount::ZERO);
-    assert_eq!(large.allocated(), ByteCount::ZERO);
+    assert_eq!(alone.heap.usage().allocated_bytes, ByteCount::ZERO);
+    assert_eq!(large.usage().allocated_bytes, ByteCount::ZERO);
     drop(segments);
-    assert_eq!(small.allocated(), ByteCount::ZERO);
+    assert_eq!(small.usage().allocated_bytes, ByteCount::ZERO);
     alone.end();
 }
 
@@ -179,11 +179,11 @@ fn a_copy_stays_as_long_as_it_is_read_and_no_longer() {
     let old = first.as_ptr();
     moved.migrate(Placement::Local).expect("memory");
     assert_ne!(moved.read().as_ptr(), old);
-    assert!(alone.heap.allocated() >= ByteCount::mib(1), "it is still read");
+    assert!(alone.heap.usage().allocated_bytes >= ByteCount::mib(1), "it is still read");
     drop(first);
     assert_eq!((second.as_ptr(), wrong(3, &second)), (old, 0));
     drop(second);
-    assert_eq!(alone.heap.allocated(), ByteCount::ZERO, "the last reader has freed it");
+    assert_eq!(alone.heap.usage().allocated_bytes, ByteCount::ZERO, "the last reader has freed it");
     drop(moved);
     alone.end();
 }
@@ -228,7 +228,10 @@ fn what_the_destination_has_no_room_for_stays_where_it_is() {
     let (moved, bytes) = (migration.moved(), ByteCount(8 << 20));
     assert!((1..5).contains(&moved), "{migration:?}");
     assert_eq!(migration.error(), Some(&SegmentError::NoMemory { bytes, to: Placement::Far }));
-    assert!(alone.heap.allocated() < ByteCount((moved as u64 + 1) * bytes.0), "the copy was freed");
+    assert!(
+        alone.heap.usage().allocated_bytes < ByteCount((moved as u64 + 1) * bytes.0),
+        "the copy was freed"
+    );
     for (segment, salt) in segments.iter().zip(0..) {
         let is_far = segment.placement() == Placement::Far;
         assert_eq!((is_far, wrong(salt, &segment.read())), (salt < moved as u64, 0));
@@ -260,14 +263,18 @@ fn a_cancelled_migration_leaves_the_segment_whole_where_it_was() {
             slow.add(&segments[1], Placement::Far).rate(ByteCount::kib(1)).cancelled_by(&cancel);
             slow.run(|_| {})
         });
-        let is_under_way = eventually(|| alone.heap.allocated() >= ByteCount::mib(8));
+        let is_under_way = eventually(|| alone.heap.usage().allocated_bytes >= ByteCount::mib(8));
         cancel.store(true, Ordering::Relaxed);
         assert!(is_under_way, "the second segment has no copy");
         run.join().expect("no panic")
     });
     assert_eq!((migration.moved(), migration.error()), (0, Some(&SegmentError::Cancelled)));
     assert_eq!((segments[1].placement(), wrong(2, &segments[1].read())), (Placement::Local, 0));
-    assert_eq!(alone.heap.allocated(), ByteCount::mib(4), "the unfinished copy was freed");
+    assert_eq!(
+        alone.heap.usage().allocated_bytes,
+        ByteCount::mib(4),
+        "the unfinished copy was freed"
+    );
     drop(segments);
     alone.end();
 }
@@ -449,7 +456,7 @@ fn what_is_written_out_is_right_while_it_is_read_on_its_way() {
         assert!(stats.resident_bytes_max <= stats.limit_bytes && stats.poisoned == 0, "{stats:?}");
     }
     drop(segments);
-    assert_eq!(slow.allocated(), ByteCount::ZERO);
+    assert_eq!(slow.usage().allocated_bytes, ByteCount::ZERO);
     alone.end();
 }
 
@@ -513,7 +520,7 @@ fn segments_are_whole_while_the_device_refuses_what_is_written_out() {
         for (segment, salt) in segments.iter().zip(0..) {
             assert_eq!(wrong(salt, &segment.read()), 0);
         }
-        assert_eq!(heap.allocated(), ByteCount::ZERO);
+        assert_eq!(heap.usage().allocated_bytes, ByteCount::ZERO);
     }
     assert_eq!(heap.stats().poisoned, 0, "{:?}", heap.stats());
     drop(segments);
@@ -606,7 +613,7 @@ fn segments_of_a_column_come_all_together_or_not_at_all() {
         assert_eq!(wrong(salt, &segment.read()), 0);
     }
     drop(segments);
-    assert_eq!(tier.expect("a tier").allocated(), ByteCount::ZERO);
+    assert_eq!(tier.expect("a tier").usage().allocated_bytes, ByteCount::ZERO);
     alone.end();
 }
 

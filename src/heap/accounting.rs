@@ -1,6 +1,6 @@
 //! Uses of a tier's memory.
 //!
-//! [`TierMemory`] is a snapshot: blocks, pages and metadata by jemalloc's statistics, RAM by the region's.
+//! [`Usage`] is a snapshot: blocks, pages and metadata by jemalloc's statistics, RAM by the region's.
 //! Uses `jemalloc`; made by `far_arena`, `far_arenas` and `tiers`, completed by the runtime.
 
 use super::jemalloc::JemallocArena;
@@ -11,7 +11,7 @@ use crate::base::units::ByteCount;
 /// [`for_region_stats!`](crate::for_region_stats).
 #[doc(hidden)]
 #[macro_export]
-macro_rules! for_tier_memory {
+macro_rules! for_usage {
     ($callback:ident $($head:tt)*) => {
         $callback! {
             $($head)*
@@ -32,7 +32,7 @@ macro_rules! for_tier_memory {
                 dirty_bytes: bytes "dirty";
                 /// Bytes of addresses that jemalloc keeps without memory, for later.
                 retained_bytes: bytes "of addresses retained";
-                /// Bytes of what jemalloc keeps about all this: in RAM, or far by the option `metadata`.
+                /// Bytes of what jemalloc keeps about all this: in RAM, or far by the option `far_metadata`.
                 metadata_bytes: bytes "of metadata";
                 /// Bytes of RAM that all of this has, metadata included.
                 resident_bytes: bytes "resident";
@@ -41,28 +41,21 @@ macro_rules! for_tier_memory {
     };
 }
 
-for_tier_memory!(statistics (
+for_usage!(statistics (
     /// Uses of the memory of a tier at the moment.
     ///
-    /// From [`Heap::memory`](crate::Heap::memory) and [`Heap::local_memory`](crate::Heap::local_memory). The `resident` bytes of local memory and all
-    /// tiers together are what the allocator adds to the process's resident memory.
-    pub struct TierMemory;
+    /// From [`Heap::usage`](crate::Heap::usage) and [`Local::usage`](crate::Local::usage). The `resident` bytes of local
+    /// memory and all tiers together are what the allocator adds to the process's resident memory.
+    pub struct Usage;
 ));
 
-impl TierMemory {
-    /// The share of the metadata in blocks and metadata, from 0 to 1.
-    #[must_use]
-    pub fn metadata_share(&self) -> f64 {
-        let all = self.small_bytes.0 + self.large_bytes.0 + self.metadata_bytes.0;
-        if all == 0 { 0.0 } else { self.metadata_bytes.0 as f64 / all as f64 }
-    }
-
+impl Usage {
     /// Jemalloc's account of an arena, as of its last epoch; `resident_bytes` is that of the metadata.
     /// Zeros for an arena that is gone.
-    pub(super) fn of_arena(arena: JemallocArena) -> TierMemory {
-        let Ok(bytes) = arena.bytes() else { return TierMemory::default() };
+    pub(super) fn of_arena(arena: JemallocArena) -> Usage {
+        let Ok(bytes) = arena.bytes() else { return Usage::default() };
         let of_pages = bytes.active + bytes.dirty;
-        TierMemory {
+        Usage {
             allocated_bytes: ByteCount((bytes.small + bytes.large) as u64),
             small_bytes: ByteCount(bytes.small as u64),
             large_bytes: ByteCount(bytes.large as u64),
@@ -72,22 +65,5 @@ impl TierMemory {
             metadata_bytes: ByteCount(bytes.metadata as u64),
             resident_bytes: ByteCount(bytes.resident.saturating_sub(of_pages) as u64),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_share_of_metadata_is_of_blocks_and_metadata() {
-        assert_eq!(TierMemory::default().metadata_share().to_bits(), 0.0_f64.to_bits());
-        let memory = TierMemory {
-            small_bytes: ByteCount(60),
-            large_bytes: ByteCount(15),
-            metadata_bytes: ByteCount(25),
-            ..TierMemory::default()
-        };
-        assert!((memory.metadata_share() - 0.25).abs() < 1e-9);
     }
 }

@@ -5,7 +5,7 @@
 
 #![expect(unsafe_code, reason = "creates, clears and destroys memory of arenas")]
 
-use super::accounting::TierMemory;
+use super::accounting::Usage;
 use super::far_arena::FarArena;
 use super::far_options::FarArenasOptions;
 use super::hooks::{self, ExtentSource};
@@ -61,9 +61,9 @@ impl ArenaSet {
     }
 
     /// Uses of all arenas' memory now.
-    pub(super) fn memory(&self) -> TierMemory {
+    pub(super) fn memory(&self) -> Usage {
         jemalloc::advance_epoch();
-        self.arenas.iter().fold(TierMemory::default(), |sum, far| sum.plus(&far.memory()))
+        self.arenas.iter().fold(Usage::default(), |sum, far| sum.plus(&far.memory()))
     }
 
     /// Bytes that are free and not yet given back.

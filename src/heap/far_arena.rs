@@ -9,7 +9,7 @@
 
 #![expect(unsafe_code, reason = "creates and destroys arenas")]
 
-use super::accounting::TierMemory;
+use super::accounting::Usage;
 use super::far_options::FarArenasOptions;
 use super::hooks::{ExtentSource, Hooks};
 use super::jemalloc::{self, JemallocArena};
@@ -81,17 +81,17 @@ impl FarArena {
 
     /// Uses of the arena's memory, as of jemalloc's last epoch. `resident_bytes` is what of its metadata is
     /// local RAM.
-    pub(super) fn memory(&self) -> TierMemory {
-        let of_jemalloc = TierMemory::of_arena(self.arena);
+    pub(super) fn memory(&self) -> Usage {
+        let of_jemalloc = Usage::of_arena(self.arena);
         let is_far = self.metadata.is_some();
         let resident = if is_far { ByteCount::ZERO } else { of_jemalloc.resident_bytes };
-        TierMemory { resident_bytes: resident, ..of_jemalloc }
+        Usage { resident_bytes: resident, ..of_jemalloc }
     }
 
     /// Bytes of address space that jemalloc takes for resident memory, and that are far; as of its last
     /// epoch.
     pub(super) fn seems_resident(&self) -> u64 {
-        let seems = TierMemory::of_arena(self.arena);
+        let seems = Usage::of_arena(self.arena);
         let far_metadata = if self.metadata.is_some() { seems.resident_bytes.0 } else { 0 };
         seems.active_bytes.0 + seems.dirty_bytes.0 + far_metadata
     }

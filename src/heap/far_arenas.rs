@@ -30,7 +30,7 @@ mod closing;
 
 pub(crate) use closing::ClosedArenas;
 
-use super::accounting::TierMemory;
+use super::accounting::Usage;
 use super::arena_set::ArenaSet;
 use super::counts::{self, Counts};
 use super::dirty_bound::DirtyBound;
@@ -362,9 +362,9 @@ impl FarArenas {
     }
 
     /// Uses of the tier's memory now, but for the far memory that is resident.
-    pub(crate) fn memory(&self) -> TierMemory {
+    pub(crate) fn memory(&self) -> Usage {
         let of_arenas = self.arenas.memory();
-        TierMemory { allocated_bytes: self.allocated(), ..of_arenas }
+        Usage { allocated_bytes: self.allocated(), ..of_arenas }
     }
 
     /// Gives back all that is free now, what caches keep included.

@@ -45,7 +45,7 @@ mod tests;
 mod thread_cache;
 mod tiers;
 
-pub use accounting::TierMemory;
+pub use accounting::Usage;
 pub(crate) use ending::release as release_for_ended_threads;
 pub(crate) use far_arenas::FarArenas;
 pub(crate) use far_options::FarArenasOptions;

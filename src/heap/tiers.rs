@@ -18,7 +18,7 @@
 
 #![expect(unsafe_code, reason = "keeps references as atomic pointers")]
 
-use super::accounting::TierMemory;
+use super::accounting::Usage;
 use super::ending::{self, Keeper};
 use super::far_arenas::{ClosedArenas, FarArenas};
 use super::hooks::ExtentSource;
@@ -336,13 +336,13 @@ fn untouched_tree(extents: u64) -> u64 {
 }
 
 /// Uses of local memory; without the metadata of tiers.
-pub(crate) fn local_memory() -> TierMemory {
+pub(crate) fn local_memory() -> Usage {
     jemalloc::advance_epoch();
-    let mut of_arenas = TierMemory::default();
-    for_local_arenas(|arena| of_arenas = of_arenas.plus(&TierMemory::of_arena(arena)));
+    let mut of_arenas = Usage::default();
+    for_local_arenas(|arena| of_arenas = of_arenas.plus(&Usage::of_arena(arena)));
     let pages = of_arenas.active_bytes.0 + of_arenas.dirty_bytes.0;
     let far: u64 = all_known().map(|tier| tier.arenas().seems_resident().0).sum();
     // Of an arena it is what of its metadata is resident.
     let metadata = of_arenas.resident_bytes.0.saturating_sub(untouched_tree(pages + far));
-    TierMemory { resident_bytes: ByteCount(metadata + pages), ..of_arenas }
+    Usage { resident_bytes: ByteCount(metadata + pages), ..of_arenas }
 }

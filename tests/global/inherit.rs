@@ -227,7 +227,7 @@ fn children_are_forked_while_threads_fault_and_allocate() {
             threads.spawn(|| {
                 while !is_over.load(Ordering::Relaxed) {
                     heap.purge();
-                    assert!(heap.memory().allocated_bytes.0 > 0);
+                    assert!(heap.usage().allocated_bytes.0 > 0);
                 }
             });
             // Small blocks: what is known of them is on many pages, most of which have left.

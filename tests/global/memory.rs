@@ -20,8 +20,8 @@ fn rss() -> u64 {
 /// What we count: local memory and all tiers.
 fn counted() -> u64 {
     let tiers = Heap::tiers();
-    let far: u64 = tiers.iter().map(|tier| tier.memory().resident_bytes.get()).sum();
-    Heap::local_memory().resident_bytes.get() + far
+    let far: u64 = tiers.iter().map(|tier| tier.usage().resident_bytes.get()).sum();
+    Local::usage().resident_bytes.get() + far
 }
 
 /// A block that is written whole.
@@ -97,16 +97,18 @@ fn what_is_counted_is_what_the_kernel_counts_while_threads_come_and_go() {
             difference < 0.01
         });
         println!("at the end: the kernel {}, we {}", last.0, last.1);
-        let local = Heap::local_memory();
+        let local = Local::usage();
         println!("local:\n{local}");
         for tier in Heap::tiers() {
-            println!("{}:\n{}{}", tier.name(), tier.memory(), tier.stats());
+            println!("{}:\n{}{}", tier.name(), tier.usage(), tier.stats());
         }
         assert!(is_alike, "{difference:.4} apart");
         for tier in Heap::tiers() {
-            let memory = tier.memory();
+            let memory = tier.usage();
             assert!(memory.allocated_bytes <= memory.active_bytes, "{memory}");
-            assert!(memory.metadata_share() > 0.0 && memory.metadata_share() < 0.05, "{memory}");
+            let (metadata, blocks) =
+                (memory.metadata_bytes.0, memory.small_bytes.0 + memory.large_bytes.0);
+            assert!(metadata > 0 && metadata < (blocks + metadata) / 20, "{memory}");
         }
         drop(kept);
         default.shutdown().expect("all far memory is freed");
@@ -134,10 +136,10 @@ fn freed_local_memory_goes_back_though_the_threads_that_freed_it_sleep() {
                 });
             }
             freed.wait();
-            let dirty = || Heap::local_memory().dirty_bytes;
+            let dirty = || Local::usage().dirty_bytes;
             println!("{} dirty at first", dirty());
             let is_back = eventually(|| dirty() < ByteCount::mib(1));
-            let memory = Heap::local_memory();
+            let memory = Local::usage();
             end.wait();
             assert!(is_back, "{memory}");
         });
@@ -153,11 +155,11 @@ fn addresses_that_were_given_back_are_not_counted_as_local_memory() {
     alone(NAME, || {
         let _watchdog = watchdog("heap_memory", Duration::from_secs(60));
         let Some(heap) = heap("far_limit:16MiB,capacity:64MiB") else { return };
-        let before = heap.local();
+        let before = Local::usage().resident_bytes;
         drop(TierVec::<u8, Local>::with_capacity_in(SIZE, Local));
         let mut more = ByteCount::ZERO;
         let is_gone = eventually(|| {
-            more = ByteCount(heap.local().get().saturating_sub(before.get()));
+            more = ByteCount(Local::usage().resident_bytes.get().saturating_sub(before.get()));
             more < ByteCount::mib(1)
         });
         assert!(is_gone, "{more} of a block that was never touched");
@@ -191,7 +193,7 @@ fn far_metadata_leaves_and_comes_back_like_all_far_memory() {
             }
             heap.purge();
         }
-        let memory = heap.memory();
+        let memory = heap.usage();
         assert!(memory.metadata_bytes > ByteCount::kib(256), "{memory}");
         assert!(memory.resident_bytes <= ByteCount::mib(16), "{memory}");
         assert!(heap.stats().bytes_read > ByteCount::ZERO);

@@ -5,7 +5,7 @@
 
 use crate::common::child::alone;
 use crate::common::{Dice, heap, seed, watchdog};
-use farheap::{ByteCount, Far};
+use farheap::{ByteCount, Far, Local};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
 
@@ -28,11 +28,12 @@ fn small_objects_are_far_and_stay_below_the_limit() {
         (0..OBJECTS).for_each(|key| drop(map.insert(key, value(key))));
         assert!(map.values().all(|value| Far::contains(value.as_ptr())), "a small object is local");
         let stats = heap.stats();
-        assert!(heap.allocated() >= ByteCount::mib(20), "far: {}", heap.allocated());
+        let far = heap.usage();
+        assert!(far.allocated_bytes >= ByteCount::mib(20), "{far}");
         assert!(stats.bytes_written >= ByteCount::mib(8), "nothing left: {stats}");
         // jemalloc's metadata and what its caches keep; without `threshold:0` it is all of the data.
-        let local = heap.local();
-        assert!(local < ByteCount::mib(16), "{local} local for {} far", heap.allocated());
+        let local = Local::usage().resident_bytes;
+        assert!(local < ByteCount::mib(16), "{local} local for {} far", far.allocated_bytes);
         // Some die, some change, all others are as they were.
         let mut dice = Dice::new(seed("small objects"));
         for _ in 0..OBJECTS / 4 {

@@ -60,7 +60,7 @@ fn each_tier_has_its_own_device_and_limit() {
             assert!(
                 tier.region().contains(column.as_ptr().cast()) && Far::contains(column.as_ptr())
             );
-            assert_eq!(tier.allocated(), ByteCount::mib(48), "{name}");
+            assert_eq!(tier.usage().allocated_bytes, ByteCount::mib(48), "{name}");
             assert!(stats.resident_bytes_max <= stats.limit_bytes, "{name}: {stats}");
             assert!(stats.bytes_written >= ByteCount::mib(24), "{name}: {stats}");
             assert!(stats.stored_bytes <= ByteCount::mib(64), "{name}: {stats}");
@@ -255,7 +255,7 @@ fn blocks_of_four_tiers_and_local_ones_cross_short_lived_threads_while_pages_lea
         for tier in &tiers {
             let stats = tier.stats();
             assert!(stats.resident_bytes_max <= stats.limit_bytes, "{}: {stats}", tier.name());
-            assert_eq!(tier.allocated(), ByteCount::ZERO, "{}", tier.name());
+            assert_eq!(tier.usage().allocated_bytes, ByteCount::ZERO, "{}", tier.name());
         }
         tiers[0].shutdown().expect("everything was freed");
     });

@@ -94,15 +94,15 @@ fn touch(from: &impl Allocator, smallest: usize) {
 /// Bytes of pages that hold no block of a far tier: what caches keep, and the rest of slabs.
 fn kept_far(tiers: &[Heap]) -> ByteCount {
     let beyond = |tier: &Heap| {
-        let allocated = tier.allocated(); // First: what is allocated meanwhile counts as kept.
-        tier.memory().active_bytes.0.saturating_sub(allocated.0)
+        let allocated = tier.usage().allocated_bytes; // First: what is allocated meanwhile counts as kept.
+        tier.usage().active_bytes.0.saturating_sub(allocated.0)
     };
     ByteCount(tiers.iter().map(beyond).sum())
 }
 
 /// What jemalloc has in use of local memory: blocks, which caches may keep, and caches of its own.
 fn in_use_local() -> ByteCount {
-    Heap::local_memory().active_bytes
+    Local::usage().active_bytes
 }
 
 #[test]

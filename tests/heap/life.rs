@@ -77,7 +77,8 @@ fn memory_that_is_never_touched_is_never_written() {
         for _ in 0..20 {
             let vectors: Vec<FarVec<u8, Far>> =
                 (1..20).map(|n| FarVec::with_capacity_in(n * MIB, Far)).collect();
-            assert!(heap.allocated() >= ByteCount::mib(190), "{}", heap.allocated());
+            let usage = heap.usage();
+            assert!(usage.allocated_bytes >= ByteCount::mib(190), "{usage}");
             drop(vectors);
         }
         heap.purge();

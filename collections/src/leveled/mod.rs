@@ -24,7 +24,7 @@ mod plan;
 mod repack;
 
 pub use iter::{LevelIter, LevelRange};
-pub use plan::{FaultCost, LevelPlan, Usage};
+pub use plan::{FaultCost, LevelPlan, Workload};
 
 use super::Links;
 use super::pairs::Shape;

@@ -125,7 +125,7 @@ fn fault_ns(collective: Arc<Collective>) -> Result<f64, AllocError> {
 
 /// Expected content and use of a map.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Usage {
+pub struct Workload {
     /// Pairs in the map.
     pub pairs: usize,
     /// Pairs that a read goes over, on average; 1 for lookups.
@@ -163,16 +163,17 @@ impl LevelPlan {
     ///
     /// # Errors
     /// [`AllocError::TooLarge`] when not even two pairs fit into the largest page.
-    pub fn choose<K, V>(usage: Usage, cost: FaultCost) -> Result<LevelPlan, AllocError> {
+    pub fn choose<K, V>(workload: Workload, cost: FaultCost) -> Result<LevelPlan, AllocError> {
         let pages = || PAGES_KIB.into_iter().map(ByteCount::kib);
         let size = 2 * (size_of::<K>() + size_of::<V>());
         let max = PAGES_KIB[PAGES_KIB.len() - 1] as usize * 1024;
         let fits = |page: &ByteCount| Shape::new::<K, V>(page.as_usize()).is_some();
         pages().find(fits).ok_or(AllocError::TooLarge { size, max })?;
         // With less no region starts.
-        let usage = Usage { local: usage.local.max(RegionConfig::LIMIT_MIN), ..usage };
+        let workload = Workload { local: workload.local.max(RegionConfig::LIMIT_MIN), ..workload };
         let plans = pages().flat_map(|leaf| {
-            pages().filter_map(move |page| LevelPlan::with_pages::<K, V>(usage, cost, leaf, page))
+            pages()
+                .filter_map(move |page| LevelPlan::with_pages::<K, V>(workload, cost, leaf, page))
         });
         plans.min_by(|a, b| a.op_ns.total_cmp(&b.op_ns)).ok_or(AllocError::TooLarge { size, max })
     }
@@ -181,15 +182,15 @@ impl LevelPlan {
     /// least page caches are more than the local memory.
     #[must_use]
     pub fn with_pages<K, V>(
-        usage: Usage,
+        workload: Workload,
         cost: FaultCost,
         leaf_page: ByteCount,
         page: ByteCount,
     ) -> Option<LevelPlan> {
         let capacity = Shape::new::<K, V>(leaf_page.as_usize())?.capacity;
-        let above = directory::<K, V>(usage.pairs, leaf_page, page)?;
+        let above = directory::<K, V>(workload.pairs, leaf_page, page)?;
         let least = RegionConfig::LIMIT_MIN.get();
-        let mut left = usage.local.get().checked_sub(least)?;
+        let mut left = workload.local.get().checked_sub(least)?;
         let (mut local, mut far, mut far_levels) = (0, 0, 0.0);
         for nodes in above.iter().rev() {
             let bytes = *nodes as u64 * page.get();
@@ -206,9 +207,9 @@ impl LevelPlan {
         left = left.checked_sub(directory_cache)?;
         let cache = least + left;
         let share = |cache: u64, bytes: u64| 1.0 - (cache as f64 / bytes.max(1) as f64).min(1.0);
-        let leaf_bytes = usage.pairs.div_ceil(capacity) as u64 * leaf_page.get();
-        let updates = usage.update_share.clamp(0.0, 1.0);
-        let per_read = 1.0 + (usage.pairs_per_read.max(1.0) - 1.0) / capacity as f64;
+        let leaf_bytes = workload.pairs.div_ceil(capacity) as u64 * leaf_page.get();
+        let updates = workload.update_share.clamp(0.0, 1.0);
+        let per_read = 1.0 + (workload.pairs_per_read.max(1.0) - 1.0) / capacity as f64;
         // An update reads a leaf and writes it back.
         let touched = (1.0 - updates) * per_read + updates * 2.0;
         let leaves = touched * share(cache, leaf_bytes);
@@ -234,13 +235,13 @@ mod tests {
     const DISK: FaultCost = FaultCost { page_ns: 80_000.0, byte_ns: 0.5 };
     const MEMORY: FaultCost = FaultCost { page_ns: 3_000.0, byte_ns: 0.5 };
 
-    fn usage(pairs_per_read: f64) -> Usage {
+    fn workload(pairs_per_read: f64) -> Workload {
         let local = ByteCount::mib(100);
-        Usage { pairs: 1 << 20, pairs_per_read, update_share: 0.05, local }
+        Workload { pairs: 1 << 20, pairs_per_read, update_share: 0.05, local }
     }
 
     fn choose(pairs_per_read: f64, cost: FaultCost) -> LevelPlan {
-        LevelPlan::choose::<u64, Value>(usage(pairs_per_read), cost).expect("pairs fit")
+        LevelPlan::choose::<u64, Value>(workload(pairs_per_read), cost).expect("pairs fit")
     }
 
     #[test]
@@ -257,7 +258,7 @@ mod tests {
             let best = choose(scan, DISK);
             for (leaf, page) in PAGES_KIB.into_iter().zip(PAGES_KIB.into_iter().rev()) {
                 let (leaf, page) = (ByteCount::kib(leaf), ByteCount::kib(page));
-                let other = LevelPlan::with_pages::<u64, Value>(usage(scan), DISK, leaf, page);
+                let other = LevelPlan::with_pages::<u64, Value>(workload(scan), DISK, leaf, page);
                 assert!(best.op_ns <= other.expect("pairs fit").op_ns, "{best:?} {other:?}");
             }
         }
@@ -267,8 +268,8 @@ mod tests {
     fn upper_levels_stay_local_when_local_memory_is_short() {
         let page = ByteCount::kib(4);
         let plan = |local| {
-            let usage = Usage { pairs: 100 << 20, local, ..usage(1.0) };
-            LevelPlan::with_pages::<u64, Value>(usage, DISK, page, page).expect("pairs fit")
+            let workload = Workload { pairs: 100 << 20, local, ..workload(1.0) };
+            LevelPlan::with_pages::<u64, Value>(workload, DISK, page, page).expect("pairs fit")
         };
         let all = directory::<u64, Value>(100 << 20, page, page).expect("pairs fit");
         let [lower, upper @ ..] = &all[..] else { panic!("levels above the leaves") };
@@ -290,7 +291,7 @@ mod tests {
 
     #[test]
     fn values_that_fit_no_page_twice_have_no_plan() {
-        let error = LevelPlan::choose::<u64, [u8; 200 << 10]>(usage(1.0), DISK).err();
+        let error = LevelPlan::choose::<u64, [u8; 200 << 10]>(workload(1.0), DISK).err();
         assert!(matches!(error, Some(AllocError::TooLarge { .. })), "{error:?}");
     }
 }

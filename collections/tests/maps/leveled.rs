@@ -5,7 +5,7 @@ use crate::common::{Dice, mem_store, seed, watchdog};
 use farheap::ByteCount;
 use farheap::region::{FaultMode, RegionConfig};
 use farheap_collections::sub::{AllocError, Collective, CollectiveConfig};
-use farheap_collections::{FarLeveledMap, FaultCost, LevelPlan, Refused, Usage};
+use farheap_collections::{FarLeveledMap, FaultCost, LevelPlan, Refused, Workload};
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
@@ -308,13 +308,13 @@ fn a_plan_from_measured_faults_makes_a_map() {
     let cost = FaultCost::measure(make).expect("the store has room");
     assert!(cost.of(ByteCount::kib(4)) > 0.0 && cost.byte_ns >= 0.0, "{cost:?}");
     let local = ByteCount::mib(12);
-    let usage = Usage { pairs: 100_000, pairs_per_read: 50.0, update_share: 0.1, local };
-    let plan = LevelPlan::choose::<u64, [u8; 150]>(usage, cost).expect("pairs fit");
+    let workload = Workload { pairs: 100_000, pairs_per_read: 50.0, update_share: 0.1, local };
+    let plan = LevelPlan::choose::<u64, [u8; 150]>(workload, cost).expect("pairs fit");
     let kib = |bytes: ByteCount| bytes.get().div_ceil(1024);
     let leaves = collective(kib(plan.leaf_page), 0).expect("permitted");
     let above = collective(kib(plan.page), kib(plan.directory)).expect("permitted");
     let mut map = FarLeveledMap::with_levels(leaves, vec![above.clone()]).expect("pairs fit");
-    for key in 0..usage.pairs as u64 {
+    for key in 0..workload.pairs as u64 {
         map.insert(key, [key as u8; 150]).expect("room");
     }
     map.repack(1.0).expect("room");

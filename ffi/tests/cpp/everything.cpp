@@ -422,8 +422,8 @@ static void tiers_and_bumps(heap &far) {
     {
         tier_resource there(cold.placement());
         std::pmr::vector<int> column(mib, 3, &there);
-        CHECK(is_far(column.data()) && cold.memory().allocated_bytes == 4 * mib);
-        CHECK(cold.memory().metadata_bytes > 0 && column[mib - 1] == 3);
+        CHECK(is_far(column.data()) && cold.usage().allocated_bytes == 4 * mib);
+        CHECK(cold.usage().metadata_bytes > 0 && column[mib - 1] == 3);
     }
     for (farheap_placement placement : {FARHEAP_LOCAL, FARHEAP_FAR, cold.placement()}) {
         bump_resource query(placement);
@@ -435,7 +435,7 @@ static void tiers_and_bumps(heap &far) {
         std::pmr::vector<int> given_back(100000, 1, &query);
         // The map is never destroyed: its memory goes all the same.
     }
-    CHECK(cold.memory().allocated_bytes == 0);
+    CHECK(cold.usage().allocated_bytes == 0);
     cold.shutdown();
     throws<farheap::bad_alloc>(FARHEAP_E_NOT_RUNNING, [&] {
         tier_resource gone(cold.placement());

@@ -12,7 +12,7 @@ use farheap::region::{RegionConfig, Stats};
 use farheap::store::MemStore;
 use farheap::{ByteCount, Error};
 use farheap_collections::sub::{Collective, CollectiveConfig};
-use farheap_collections::{FarLeveledMap, FaultCost, LevelPlan, Usage};
+use farheap_collections::{FarLeveledMap, FaultCost, LevelPlan, Workload};
 use std::fmt::Write;
 use std::path::Path;
 use std::sync::Arc;
@@ -106,13 +106,13 @@ pub(crate) fn run(
         for (delay, cost) in DELAYS.into_iter().zip(&costs) {
             for scan in SCANS {
                 let mix = Mix { n, count: queries / THINNED, alpha: 0.8, updates: UPDATES, seed };
-                let usage = Usage {
+                let workload = Workload {
                     pairs: n as usize,
                     pairs_per_read: scan as f64,
                     update_share: UPDATES,
                     local: ByteCount(local_bytes(n, LOCAL_PCT)).max(LOCAL_MIN),
                 };
-                let plan = LevelPlan::with_pages::<u64, Value>(usage, *cost, page, PAGE)
+                let plan = LevelPlan::with_pages::<u64, Value>(workload, *cost, page, PAGE)
                     .ok_or("pairs are small")?;
                 let load = Load { delay, scan, mix, control: &control };
                 rows.push(measure(map, &leaves, &plan, &load)?);

@@ -144,7 +144,7 @@ fn far(options: &Options) -> Result<()> {
     job.move_all(Placement::Far)?;
     println!("migrate {}", began.elapsed().as_secs_f64());
     let after = Allocated::now();
-    println!("far {}", heap.allocated().get());
+    println!("far {}", heap.usage().allocated_bytes.get());
     println!("metadata {}", after.metadata.saturating_sub(before.metadata));
     println!("retained {}", after.retained.saturating_sub(before.retained));
     heap.region().evict_all().map_err(Failure::of)?;
