@@ -165,7 +165,10 @@ impl From<AllocError> for Failure {
     fn from(error: AllocError) -> Failure {
         let status = match error {
             AllocError::Full => {
-                return Failure::plain(FARHEAP_E_FULL, "the sub-allocator is full");
+                return Failure::plain(
+                    FARHEAP_E_FULL,
+                    "the sub-allocator is full; take another one",
+                );
             }
             AllocError::TooLarge { .. } => FARHEAP_E_TOO_LARGE,
             AllocError::Align { .. } => FARHEAP_E_ALIGN,

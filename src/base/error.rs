@@ -3,6 +3,7 @@
 use crate::base::units::{ByteCount, PageId};
 use std::borrow::Cow;
 use std::fmt;
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +13,8 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 /// Why an operation of this crate failed.
 ///
-/// Every message names what was asked for and, where there is one, what to do about it.
+/// Every message names what was asked for and what to do about it; of a system call's failure the system's words do. In
+/// a function of `std::io::Result`, `?` makes an [`io::Error`] of it.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
@@ -34,7 +36,7 @@ pub enum Error {
         reasons: String,
     },
     /// The kernel lacks something that the configuration needs.
-    #[error("this kernel lacks {feature}: {why}")]
+    #[error("{feature} is not supported here: {why}; do without it, or use a newer kernel")]
     Unsupported {
         /// The missing thing.
         feature: &'static str,
@@ -92,13 +94,13 @@ pub enum Error {
         len: ByteCount,
     },
     /// A range is empty, unaligned, overflows, or lies outside of the region.
-    #[error("bad range: {reason}")]
+    #[error("bad range: {reason}; give whole pages of what was mapped here")]
     BadRange {
         /// Its defect.
         reason: Cow<'static, str>,
     },
     /// The limit is below what the configuration needs to run.
-    #[error("limit {limit} is too small: a heap needs {minimum}")]
+    #[error("limit {limit} is too small: a heap needs {minimum}; set at least that")]
     LimitTooSmall {
         /// The limit asked for.
         limit: ByteCount,
@@ -106,7 +108,9 @@ pub enum Error {
         minimum: ByteCount,
     },
     /// The limit cannot be held: too much is pinned or cannot be written back.
-    #[error("resident memory cannot be brought under the limit: {reason}")]
+    #[error(
+        "resident memory cannot be brought under the limit: {reason}; unpin memory, or raise the limit"
+    )]
     LimitExceeded {
         /// Why nothing could be evicted.
         reason: String,
@@ -148,7 +152,7 @@ pub enum Error {
         reason: String,
     },
     /// A table file has no such page.
-    #[error("{page} is not in use: the table file {} has {pages} pages", .table.display())]
+    #[error("{page} is not in use: the table file {} has {pages} pages; allocate it first", .table.display())]
     NoSuchPage {
         /// The page asked for.
         page: PageId,
@@ -159,7 +163,8 @@ pub enum Error {
     },
     /// A latch was not free in time.
     #[error(
-        "timed out after {waited:?} waiting for the latch of {page} of {}, held by {holder}",
+        "timed out after {waited:?} waiting for the latch of {page} of {}, held by {holder}; drop guards sooner, or \
+         raise `deadline`",
         .table.display()
     )]
     LatchTimeout {
@@ -174,7 +179,8 @@ pub enum Error {
     },
     /// No memory could be freed for a page or an allocation in time.
     #[error(
-        "{by}: {wanted} {}: {used} of {limit} are in use ({consumers})", why_not(*.waited)
+        "{by}: {wanted} {}: {used} of {limit} are in use ({consumers}); drop guards and memory, or raise the limit",
+        why_not(*.waited)
     )]
     OutOfMemory {
         /// Their purpose: a table file, a consumer, or a new limit.
@@ -213,7 +219,9 @@ pub enum Error {
         most: usize,
     },
     /// Something that a forked child cannot use.
-    #[error("{what} belongs to the parent process and cannot be used in a forked child")]
+    #[error(
+        "{what} belongs to the parent process and cannot be used in a forked child; start a new program for that"
+    )]
     Forked {
         /// Its name.
         what: &'static str,
@@ -256,9 +264,46 @@ pub enum Error {
 }
 
 impl Error {
+    /// Returns what kind of failure this is, in std's words.
+    #[must_use]
+    pub fn kind(&self) -> io::ErrorKind {
+        match self {
+            Error::Os { errno, .. } | Error::Io { errno, .. } | Error::Jemalloc { errno, .. } => {
+                io::Error::from_raw_os_error(*errno).kind()
+            }
+            Error::UffdUnavailable { .. } => io::ErrorKind::PermissionDenied,
+            Error::Unsupported { .. } | Error::JemallocBuild { .. } => io::ErrorKind::Unsupported,
+            Error::StoreFull { .. } => io::ErrorKind::StorageFull,
+            Error::Corrupt { .. } | Error::CorruptPage { .. } | Error::StalePage { .. } => {
+                io::ErrorKind::InvalidData
+            }
+            Error::AddressSpace { .. }
+            | Error::LimitExceeded { .. }
+            | Error::OutOfMemory { .. } => io::ErrorKind::OutOfMemory,
+            Error::BadRange { .. }
+            | Error::LimitTooSmall { .. }
+            | Error::BadSize { .. }
+            | Error::Config { .. } => io::ErrorKind::InvalidInput,
+            Error::NoSuchPage { .. } => io::ErrorKind::NotFound,
+            Error::LatchTimeout { .. } => io::ErrorKind::TimedOut,
+            Error::AlreadyRunning | Error::InUse { .. } => io::ErrorKind::ResourceBusy,
+            Error::Device { .. }
+            | Error::WriteRefused { .. }
+            | Error::TooManyConsumers { .. }
+            | Error::Forked { .. }
+            | Error::NotRunning => io::ErrorKind::Other,
+        }
+    }
+
     /// Refuses a setting.
     pub(crate) fn config(key: &str, reason: impl Into<String>) -> Error {
         Error::Config { key: key.to_owned(), reason: reason.into() }
+    }
+}
+
+impl From<Error> for io::Error {
+    fn from(error: Error) -> io::Error {
+        io::Error::new(error.kind(), error)
     }
 }
 
@@ -301,6 +346,17 @@ mod tests {
     fn messages_name_the_call_and_the_cause() {
         let error = Error::Os { call: "mmap", errno: libc::ENOMEM };
         assert_eq!(error.to_string(), "mmap failed: Cannot allocate memory (os error 12)");
+    }
+
+    #[test]
+    fn an_error_becomes_one_of_std_with_its_kind_and_message() {
+        let timeout =
+            Error::Io { op: "read", store: "x".into(), offset: 0, len: 0, errno: libc::ETIMEDOUT };
+        assert_eq!(timeout.kind(), io::ErrorKind::TimedOut);
+        let full = Error::StoreFull { store: "file /x".into(), pages: 9 };
+        let message = full.to_string();
+        let error = io::Error::from(full);
+        assert_eq!((error.kind(), error.to_string()), (io::ErrorKind::StorageFull, message));
     }
 
     #[test]

@@ -14,6 +14,7 @@ use farheap::region::{Advice, Region, RegionConfig, Stats};
 use farheap::store::Store;
 use farheap::{ByteCount, Error};
 use std::alloc::Layout;
+use std::io;
 use std::ptr::{NonNull, slice_from_raw_parts_mut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -35,10 +36,10 @@ const GIVE_BACK_MAX: usize = 64;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AllocError {
     /// The sub-allocator has no room left; another one may have.
-    #[error("the sub-allocator is full")]
+    #[error("the sub-allocator is full; take another one")]
     Full,
     /// The object is larger than anything that this sub-allocator can hold.
-    #[error("an object of {size} bytes does not fit: at most {max}")]
+    #[error("an object of {size} bytes does not fit: at most {max}; allocate it elsewhere")]
     TooLarge {
         /// Bytes asked for.
         size: usize,
@@ -46,7 +47,7 @@ pub enum AllocError {
         max: usize,
     },
     /// The object's alignment is larger than this sub-allocator's pages.
-    #[error("an alignment of {align} bytes is not possible: at most {max}")]
+    #[error("an alignment of {align} bytes is not possible: at most {max}; allocate it elsewhere")]
     Align {
         /// The alignment asked for.
         align: usize,
@@ -56,6 +57,24 @@ pub enum AllocError {
     /// The far memory cannot give more pages.
     #[error(transparent)]
     Far(#[from] Error),
+}
+
+impl AllocError {
+    /// Returns what kind of failure this is, in std's words.
+    #[must_use]
+    pub fn kind(&self) -> io::ErrorKind {
+        match self {
+            AllocError::Full => io::ErrorKind::OutOfMemory,
+            AllocError::TooLarge { .. } | AllocError::Align { .. } => io::ErrorKind::InvalidInput,
+            AllocError::Far(error) => error.kind(),
+        }
+    }
+}
+
+impl From<AllocError> for io::Error {
+    fn from(error: AllocError) -> io::Error {
+        io::Error::new(error.kind(), error)
+    }
 }
 
 /// Settings of a collective.
