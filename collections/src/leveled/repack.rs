@@ -121,7 +121,7 @@ impl<K, V> FarLeveledMap<K, V> {
     ///
     /// # Errors
     /// [`AllocError`] when there is no page for a node that must leave; the map is whole.
-    pub fn place_directory(&mut self) -> Result<(), AllocError> {
+    pub(super) fn place_directory(&mut self) -> Result<(), AllocError> {
         let counts = self.nodes();
         let mut stay: Vec<u64> = counts.iter().map(|(_, local)| *local).collect();
         // From the top: what a level may keep is what those above it leave of their collective.

@@ -100,8 +100,7 @@ impl<K, V> FarPagedMap<K, V> {
     }
 
     /// Pairs in a leaf that is full.
-    #[must_use]
-    pub fn leaf_capacity(&self) -> usize {
+    pub(crate) fn leaf_capacity(&self) -> usize {
         self.shape.capacity
     }
 

@@ -67,18 +67,6 @@ impl Collective {
         HintOnly(self)
     }
 
-    /// The sub-allocator of a kind; a new one for [`Kind::PerPage`].
-    ///
-    /// # Errors
-    /// As [`new_page`](Collective::new_page).
-    pub fn suballocator(&self, kind: Kind) -> Result<AnySub<'_>, AllocError> {
-        Ok(match kind {
-            Kind::PurelyLocal => AnySub::PurelyLocal(self.purely_local()),
-            Kind::PerPage => AnySub::PerPage(self.new_page()?),
-            Kind::Swappable => AnySub::Swappable(self.swappable()),
-        })
-    }
-
     /// The sub-allocator whose subspace contains a pointer; `None` when this collective has not
     /// handed it out.
     #[must_use]

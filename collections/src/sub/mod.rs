@@ -5,7 +5,7 @@
 //!
 //! ```text
 //!             Collective
-//!   suballocator(kind)   suballocator_of(ptr)   deallocate(any ptr)
+//!   purely_local() ...   suballocator_of(ptr)   deallocate(any ptr)
 //!        |
 //!        +-- PurelyLocal   one, bounded         local arena (never faults)
 //!        +-- PerPage       one page each  --.

@@ -137,8 +137,9 @@ fn a_scan_of_a_map_of_pages_that_was_fetched_takes_one_fault() {
     for key in 0..PAIRS {
         paged.insert(key, [key; 16]).expect("room");
     }
-    check(&leaves, &paged, paged.leaf_capacity() as u64);
-    let capacity = paged.leaf_capacity() as u64;
+    paged.pack(1.0).expect("room");
+    let capacity = paged.len().div_ceil(paged.leaves()) as u64;
+    check(&leaves, &paged, capacity);
     drop(paged);
     let mut leveled = FarLeveledMap::<u64, Value>::with_levels(leaves.clone(), vec![above])
         .expect("pairs are small");

@@ -118,8 +118,13 @@ fn objects_that_no_page_can_hold_are_refused_or_get_pages_of_their_own() {
 fn objects_of_no_size_take_no_room() {
     let Some(collective) = collective(ByteCount::ZERO) else { return };
     let nothing = layout(0, 64);
-    for kind in [Kind::PurelyLocal, Kind::PerPage, Kind::Swappable] {
-        let sub = collective.suballocator(kind).expect("a sub-allocator");
+    let page = collective.new_page().expect("the store has room");
+    let subs: [(&dyn SubAllocator, Kind); 3] = [
+        (&collective.purely_local(), Kind::PurelyLocal),
+        (&page, Kind::PerPage),
+        (&collective.swappable(), Kind::Swappable),
+    ];
+    for (sub, kind) in subs {
         assert_eq!(sub.kind(), kind);
         let ptr = sub.allocate(nothing).expect("nothing always fits");
         assert_eq!(ptr.as_ptr().addr() % 64, 0);
@@ -261,7 +266,7 @@ fn objects_of_all_kinds_keep_their_bytes_and_never_overlap() {
             let size = 1 + dice.below(most) as usize;
             let layout = layout(size, 1 << dice.below(10));
             let sub = match dice.below(8) {
-                0 => collective.suballocator(Kind::PerPage).expect("the store has room"),
+                0 => AnySub::PerPage(collective.new_page().expect("the store has room")),
                 1..4 => AnySub::PurelyLocal(collective.purely_local()),
                 4..6 => {
                     let some = objects.keys().nth(dice.below(objects.len().max(1) as u64) as usize);

@@ -153,8 +153,7 @@ fn a_leveled_map_agrees_with_the_model() {
                     let done = play.map.repack_into(to[0].clone(), to[1..].to_vec(), 0.8);
                     play.refused += u64::from(done.is_err());
                 }
-                13..16 => play.refused += u64::from(play.map.place_directory().is_err()),
-                16..20 => {
+                13..20 => {
                     refuse(None);
                     play.check();
                 }
@@ -222,7 +221,7 @@ fn upper_levels_are_local_before_lower_ones() {
     for key in 0..4_000_u64 {
         map.insert(wide(key * 7 % 4_001), key).expect("room");
     }
-    map.place_directory().expect("room");
+    map.repack(0.8).expect("room");
     let nodes = map.nodes();
     assert!(nodes.len() > 4, "{nodes:?}");
     assert_eq!(nodes[0].1, 0, "leaves are far");
