@@ -307,8 +307,7 @@ impl BlockStore {
     }
 
     /// True if the store's file is in memory itself (tmpfs), where evicting to it frees none.
-    #[must_use]
-    pub fn is_in_memory(&self) -> bool {
+    pub(crate) fn is_in_memory(&self) -> bool {
         self.device.is_in_memory()
     }
 

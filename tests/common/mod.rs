@@ -12,12 +12,19 @@ pub(crate) mod refuse;
 pub(crate) mod visits;
 
 use farheap::config::Builder;
+use farheap::manager::ConsumerStats;
 use farheap::region::{Install, Region, RegionConfig};
 use farheap::store::{IoEngine, MemStore, Store};
 use farheap::{ByteCount, Error, Heap, MemoryManager};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+
+/// Returns the statistics of the first consumer of this name.
+pub(crate) fn consumer(manager: &MemoryManager, name: &str) -> Option<ConsumerStats> {
+    let found = manager.consumers().into_iter().find(|(of, _)| &**of == name);
+    found.map(|(_, stats)| stats)
+}
 
 /// A small fast generator of test decisions (splitmix64), so that a printed seed repeats a run.
 #[derive(Clone, Debug)]

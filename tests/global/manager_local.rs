@@ -3,7 +3,7 @@
 //! Guards: G1.
 
 use crate::common::child::alone;
-use crate::common::{eventually, heap_under};
+use crate::common::{consumer, eventually, heap_under};
 use allocator_api2::vec::Vec as FarVec;
 use farheap::manager::{MemoryManager, Pressure};
 use farheap::{ByteCount, Far, Local};
@@ -25,8 +25,8 @@ fn local_memory_is_counted_makes_others_give_way_and_comes_back() {
         };
         manager.on_pressure(on_pressure).expect("the only one");
         let Some(heap) = heap_under(&manager, "far_limit:64MiB,capacity:128MiB") else { return };
-        let local = || manager.consumer("local memory").expect("joined").used_bytes;
-        let far = || manager.consumer("far heap").expect("joined").used_bytes;
+        let local = || consumer(&manager, "local memory").expect("joined").used_bytes;
+        let far = || consumer(&manager, "far heap").expect("joined").used_bytes;
         let mut numbers: FarVec<u64, Far> = FarVec::new_in(Far);
         numbers.extend(0..6 << 20);
         let is_there = || {
@@ -59,7 +59,7 @@ fn local_memory_is_counted_makes_others_give_way_and_comes_back() {
         drop(numbers);
         local_memory_beyond_the_limit_is_seen_and_told(&manager, &told);
         heap.shutdown().expect("nothing is in use");
-        assert!(manager.consumer("local memory").is_none(), "{:?}", manager.stats());
+        assert!(consumer(&manager, "local memory").is_none(), "{:?}", manager.stats());
     });
 }
 
@@ -72,7 +72,7 @@ fn local_memory_beyond_the_limit_is_seen_and_told(manager: &MemoryManager, told:
     assert!(local > ByteCount(2 * limit.get()), "{local}");
     let is_seen = || manager.stats().over_bytes > limit;
     assert!(eventually(is_seen), "{}", manager.stats());
-    assert!(manager.consumer("local memory").expect("joined").held_bytes > limit);
+    assert!(consumer(manager, "local memory").expect("joined").held_bytes > limit);
     // Told once, at the moment at which it was seen: a slow machine has only a part of them by then.
     assert!(eventually(|| told.load(Ordering::Relaxed) > limit.get()), "{}", manager.stats());
     assert!(manager.stats().to_string().contains("OVER the limit"), "{}", manager.stats());

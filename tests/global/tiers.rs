@@ -5,7 +5,7 @@
 #![expect(unsafe_code, reason = "forks")]
 
 use crate::common::child::alone;
-use crate::common::{Dice, config, heap, heap_under, mem_store, seed, watchdog};
+use crate::common::{Dice, config, consumer, heap, heap_under, mem_store, seed, watchdog};
 use allocator_api2::alloc::Allocator;
 use allocator_api2::vec::Vec as TierVec;
 use farheap::manager::MemoryManager;
@@ -164,7 +164,7 @@ fn one_limit_holds_for_all_tiers_under_a_manager() {
         let stats = manager.stats();
         assert!(stats.used_bytes_max <= manager.limit(), "{stats}");
         for name in ["far heap", "far tier cold"] {
-            let used = manager.consumer(name).expect("it has joined").used_bytes;
+            let used = consumer(&manager, name).expect("it has joined").used_bytes;
             assert!(used >= ByteCount::mib(4), "{name} has {used}: {stats}");
         }
         assert!(cold.region().manager().is_some());
@@ -173,7 +173,7 @@ fn one_limit_holds_for_all_tiers_under_a_manager() {
         assert!(temporary.is_spilled() && default.region().contains(temporary.as_ptr().as_ptr()));
         drop((temporary, columns));
         default.shutdown().expect("all are empty");
-        assert!(manager.consumer("far tier cold").is_none() || Heap::tiers().is_empty());
+        assert!(consumer(&manager, "far tier cold").is_none() || Heap::tiers().is_empty());
     });
 }
 

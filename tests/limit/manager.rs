@@ -5,7 +5,7 @@
 #![expect(unsafe_code, reason = "reads and writes far and temporary memory")]
 
 use crate::common::faulty::FaultyStore;
-use crate::common::{Dice, StopOnDrop, bytes, eventually, mem_store, watchdog};
+use crate::common::{Dice, StopOnDrop, bytes, consumer, eventually, mem_store, watchdog};
 use farheap::manager::{Account, MemoryManager, Reclaim, ReclaimCost, TemporaryMemory};
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::region::{Region, RegionConfig};
@@ -104,8 +104,8 @@ fn assert_numbers(ptr: NonNull<u8>, len: ByteCount, seed: u64) {
     }
 }
 
-fn used(manager: &MemoryManager, consumer: &str) -> ByteCount {
-    manager.consumer(consumer).expect("it has joined").used_bytes
+fn used(manager: &MemoryManager, name: &str) -> ByteCount {
+    consumer(manager, name).expect("it has joined").used_bytes
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn temporary_memory_takes_the_room_of_far_pages_and_their_data_survives() {
     assert_numbers(data, len, 1);
     let stats = manager.stats();
     assert!(stats.used_bytes_max <= stats.limit_bytes, "{stats:?}");
-    assert!(manager.consumer("far heap").expect("joined").reclaimed_bytes >= ByteCount::mib(20));
+    assert!(consumer(&manager, "far heap").expect("joined").reclaimed_bytes >= ByteCount::mib(20));
     drop(memory);
     assert_eq!(used(&manager, "temporary"), ByteCount::ZERO);
     // SAFETY: mapped by this case, which is done with it.
@@ -339,7 +339,7 @@ fn tables_are_charged_for_what_was_touched_not_for_what_is_reserved() {
     let manager = manager(64);
     let config = RegionConfig::new();
     let Some(region) = far_with(&manager, config, mem_store(ByteCount::mib(256))) else { return };
-    let tables = || manager.consumer("far heap").expect("joined").metadata_bytes;
+    let tables = || consumer(&manager, "far heap").expect("joined").metadata_bytes;
     let start = tables();
     assert!(start <= ByteCount::kib(128), "1 TiB is reserved and nothing touched: {start}");
     let (count, each) = (64, ByteCount::mib(4));
@@ -407,7 +407,7 @@ fn far_memory_lives_on_its_floor_beside_counted_memory(limit: ByteCount, config:
     let library = manager.join("library").expect("room");
     library.set_used(ByteCount(2 * limit.get()));
     let is_on_its_floor = || {
-        let far = manager.consumer("far heap").expect("joined");
+        let far = consumer(&manager, "far heap").expect("joined");
         far.used_bytes.get() <= floor.get() + far.metadata_bytes.get() + page.get()
     };
     assert!(eventually(is_on_its_floor), "{}", manager.stats());
@@ -454,7 +454,7 @@ fn tables_of_slots_stay_within_the_limit_where_others_take_all_that_is_freed() {
         // All of it leaves, to slots that had no tables, and each byte that it frees is taken.
         library.set_used(ByteCount(2 * limit.get()));
         let is_on_its_floor = || {
-            let far = manager.consumer("far heap").expect("joined");
+            let far = consumer(&manager, "far heap").expect("joined");
             far.used_bytes.get() <= account.floor().get() + far.metadata_bytes.get() + page.get()
         };
         assert!(eventually(is_on_its_floor), "{}", manager.stats());

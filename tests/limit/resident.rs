@@ -6,7 +6,7 @@
 #![expect(unsafe_code, reason = "touches temporary memory; forks")]
 
 use crate::common::child::alone;
-use crate::common::{Dice, StopOnDrop, eventually, heap_under};
+use crate::common::{Dice, StopOnDrop, consumer, eventually, heap_under};
 use allocator_api2::vec::Vec as FarVec;
 use farheap::manager::{MemoryManager, TemporaryMemory};
 use farheap::pool::{BufferPool, PoolConfig};
@@ -98,13 +98,13 @@ fn what_is_reported_per_consumer_is_what_the_kernel_counts() {
         let manager = start(256);
         let Some(heap) = heap_under(&manager, "far_limit:256MiB,capacity:512MiB") else { return };
         let (_dir, pool) = table(&manager, 128);
-        let grown = |consumer: &str, kernel: u64, reported: ByteCount| {
-            let now = manager.consumer(consumer).expect("joined").used_bytes;
+        let grown = |name: &str, kernel: u64, reported: ByteCount| {
+            let now = consumer(&manager, name).expect("joined").used_bytes;
             let (kernel, reported) = (resident() - kernel, now.get() - reported.get());
-            println!("{consumer}: reported {reported}, counted {kernel}");
+            println!("{name}: reported {reported}, counted {kernel}");
             reported.abs_diff(kernel) <= reported / 100
         };
-        let used = |consumer: &str| manager.consumer(consumer).expect("joined").used_bytes;
+        let used = |name: &str| consumer(&manager, name).expect("joined").used_bytes;
         let (kernel, before) = (resident(), used("pool"));
         fill(&pool, 15_000);
         assert!(eventually(|| grown("pool", kernel, before)));
@@ -328,7 +328,7 @@ fn a_heap_ends_before_its_manager_and_another_may_follow() {
             drop((numbers, spilled));
             heap.shutdown().expect("nothing is in use");
             drop(heap);
-            let gone = eventually(|| manager.consumer("far heap").is_none());
+            let gone = eventually(|| consumer(&manager, "far heap").is_none());
             assert!(gone, "{:?}", manager.stats());
             assert_eq!(manager.stats().used_bytes, ByteCount::ZERO);
         }

@@ -287,14 +287,6 @@ impl MemoryManager {
         members.map(|member| (Arc::clone(&member.name), self.stats_of(&member))).collect()
     }
 
-    /// The statistics of the first consumer of this name.
-    #[must_use]
-    pub fn consumer(&self, name: &str) -> Option<ConsumerStats> {
-        let mut members = self.shared.each_member();
-        let member = members.find(|member| &*member.name == name)?;
-        Some(self.stats_of(&member))
-    }
-
     fn stats_of(&self, member: &Arc<Member>) -> ConsumerStats {
         let metadata = member
             .reclaimer()
