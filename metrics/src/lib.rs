@@ -39,10 +39,10 @@ struct Readme;
 
 pub mod names;
 
-use farheap::Heap;
 use farheap::manager::MemoryManager;
 use farheap::pool::BufferPool;
 use farheap::region::{Latency, Region};
+use farheap::{Heap, Local};
 use metrics::Label;
 use names::{MetricKind, MetricSubject};
 use std::fs;
@@ -66,10 +66,11 @@ pub fn describe() {
 /// Without a heap there is nothing to publish. Takes some 50 us a tier.
 pub fn publish_heap() {
     let tiers = Heap::tiers();
+    let local = Local::usage().resident_bytes.0;
     for tier in &tiers {
         publish_region(tier.name(), tier.region());
-        let of_the_heap =
-            [("allocated_bytes", tier.allocated().0), ("local_bytes", tier.local().0)];
+        let allocated = tier.usage().allocated_bytes.0;
+        let of_the_heap = [("allocated_bytes", allocated), ("local_bytes", local)];
         let limit = tier.limit().map(|limit| ("process_limit_bytes", limit.0));
         publish(
             MetricSubject::Tier,

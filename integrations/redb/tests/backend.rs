@@ -70,7 +70,7 @@ fn what_was_cut_off_is_zero_when_the_storage_grows_again() {
     // Their space is the device's again.
     backend.set_len(10 * PAGE).expect("shorter");
     backend.sync_data().expect("memory takes it");
-    assert_eq!(pool.pages().0, 3 + 10, "headers, the length, ten pages");
+    assert_eq!(pool.pages(), 3 + 10, "headers, the length, ten pages");
 }
 
 #[test]

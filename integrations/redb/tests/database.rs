@@ -185,7 +185,7 @@ fn another_consumer_gets_the_memory_of_a_database_and_gives_it_back() {
     assert!(resident() < ByteCount::mib(5), "{}", resident());
     insert(2); // With what is left.
     assert!(content(&stored).values().all(|value| *value == [2; 1500]));
-    manager.free_temporary(memory);
+    drop(memory);
     assert_eq!(content(&stored).len(), 6_000);
     assert!(resident() > ByteCount::mib(8), "{}", resident());
 }
