@@ -97,6 +97,9 @@ pub struct PoolBackend {
     /// Length in bytes, as in page [`META`].
     len: AtomicU64,
     changes: Mutex<Changes>,
+    /// Held while a page comes into use in part. redb's readers write too, beside its writer: of two that write to one
+    /// large page for the first time, the second would get zeros and lose what the first has written.
+    claiming: Mutex<()>,
     streams: Mutex<Streams>,
 }
 
@@ -165,6 +168,7 @@ impl PoolBackend {
             page_bytes,
             len: AtomicU64::new(len),
             changes: Mutex::new(changes),
+            claiming: Mutex::default(),
             streams: Mutex::default(),
         })
     }
@@ -221,19 +225,21 @@ impl PoolBackend {
         is_whole: bool,
         change: impl FnOnce(&mut [u8]),
     ) -> farheap::Result<()> {
+        let claim = || self.claiming.lock().unwrap_or_else(PoisonError::into_inner);
+        let claiming = (!is_whole).then(claim);
         let is_used = self.changes().used.contains(page.0);
         let mut guard = if is_used && !is_whole {
+            drop(claiming);
             self.pool.fix_exclusive(page)?
         } else {
-            self.pool.fix_to_overwrite(page)?
+            let guard = self.pool.fix_to_overwrite(page)?;
+            let mut changes = self.changes();
+            changes.is_reshaped |= !is_used;
+            changes.used.insert(page.0);
+            guard
         };
         change(&mut guard);
-        let mut changes = self.changes();
-        if !is_used {
-            changes.used.insert(page.0);
-            changes.is_reshaped = true;
-        }
-        changes.written.push(page);
+        self.changes().written.push(page);
         Ok(())
     }
 

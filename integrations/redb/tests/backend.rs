@@ -8,7 +8,7 @@ use farheap_redb::PoolBackend;
 use redb::{BackendError, StorageBackend};
 use std::io::ErrorKind;
 use std::ops::Bound;
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 
 const PAGE: u64 = 4096;
 
@@ -71,6 +71,33 @@ fn what_was_cut_off_is_zero_when_the_storage_grows_again() {
     backend.set_len(10 * PAGE).expect("shorter");
     backend.sync_data().expect("memory takes it");
     assert_eq!(pool.pages(), 3 + 10, "headers, the length, ten pages");
+}
+
+#[test]
+fn threads_may_write_parts_of_one_page_at_once() {
+    const PARTS: u64 = 4;
+    let pool =
+        pool(PoolConfig::new().whole_pages(true).page(ByteCount::kib(64)), ByteCount::mib(64));
+    let backend = PoolBackend::new(&pool).expect("a backend");
+    let pages = 800;
+    backend.set_len(pages * 16 * PAGE).expect("room");
+    let barrier = Barrier::new(PARTS as usize);
+    // No thread may end before the others, which wait for it.
+    let write = &|part: u64| {
+        let mut ended = Ok(());
+        for page in 0..pages {
+            barrier.wait();
+            let offset = (16 * page + part) * PAGE;
+            ended = ended.and(backend.write(offset, &[part as u8 + 1; 4096]));
+        }
+        ended.expect("room");
+    };
+    std::thread::scope(|scope| (0..PARTS).for_each(|part| drop(scope.spawn(move || write(part)))));
+    for page in 0..pages {
+        let bytes = read(&backend, 16 * page * PAGE, (PARTS * PAGE) as usize);
+        let parts: Vec<u8> = bytes.chunks(4096).map(|part| part[17]).collect();
+        assert_eq!(parts, [1, 2, 3, 4], "page {page}");
+    }
 }
 
 #[test]
