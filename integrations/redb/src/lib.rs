@@ -342,15 +342,16 @@ impl StorageBackend for PoolBackend {
             let reason = format!("{table}: the table has no room for a database of {len} bytes");
             return Err(io::Error::new(io::ErrorKind::StorageFull, reason));
         }
-        // Reads behind the new end fail from here on.
-        let before = self.len.swap(len, Ordering::AcqRel);
         let set = || {
-            if len < before {
-                self.cut(len)?;
-            }
+            let before = self.len.load(Ordering::Acquire);
+            // Reads behind the new end fail from here on. Behind the old one there are pages after a crash that kept the
+            // length and not which pages are free, or after an error.
+            self.len.store(len.min(before), Ordering::Release);
+            self.cut(len.min(before))?;
             let mut meta = self.pool.fix_exclusive(META)?;
             meta[8..16].copy_from_slice(&len.to_le_bytes());
             self.changes().written.push(META);
+            self.len.store(len, Ordering::Release);
             Ok(())
         };
         set().map_err(io_error)

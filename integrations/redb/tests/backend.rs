@@ -3,7 +3,7 @@
 use farheap::manager::MemoryManager;
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::store::MemStore;
-use farheap::{ByteCount, Error};
+use farheap::{ByteCount, Error, PageId};
 use farheap_redb::PoolBackend;
 use redb::{BackendError, StorageBackend};
 use std::io::ErrorKind;
@@ -71,6 +71,23 @@ fn what_was_cut_off_is_zero_when_the_storage_grows_again() {
     backend.set_len(10 * PAGE).expect("shorter");
     backend.sync_data().expect("memory takes it");
     assert_eq!(pool.pages(), 3 + 10, "headers, the length, ten pages");
+}
+
+#[test]
+fn pages_that_a_crash_left_behind_the_end_are_zero_when_the_storage_grows() {
+    let pool = whole(ByteCount::mib(8));
+    let backend = PoolBackend::new(&pool).expect("a backend");
+    backend.set_len(20 * PAGE).expect("room");
+    backend.write(0, &vec![9; 20 * PAGE as usize]).expect("room");
+    drop(backend);
+    // The page with the length was written before the crash, the header that lacks the freed pages was not.
+    let mut meta = pool.fix_exclusive(PageId(2)).expect("the page with the length");
+    meta[8..16].copy_from_slice(&(5 * PAGE + 3).to_le_bytes());
+    drop(meta);
+    let backend = PoolBackend::new(&pool).expect("a backend");
+    backend.set_len(20 * PAGE).expect("room");
+    assert_eq!(read(&backend, 5 * PAGE, 4), [9, 9, 9, 0]);
+    assert!(read(&backend, 6 * PAGE, 14 * PAGE as usize).iter().all(|byte| *byte == 0));
 }
 
 #[test]
