@@ -20,8 +20,8 @@
 //! # Errors
 //! Those of farheap are inside of the [`std::io::Error`] that redb returns, whose kind is `StorageFull` where the table
 //! is full, `OutOfMemory` where the manager has no room within the pool's deadline, `TimedOut` where a latch is not free,
-//! and that of the device's error number. As after any I/O error, redb refuses to go on; drop the database and open it
-//! again.
+//! and that of the device's error number. As after any I/O error, redb refuses to go on: drop the database and open it
+//! again. If the device could not be synced, drop the pool too and open both, because its flushes fail from then on.
 //!
 //! # Limits
 //! 1. Pages have no checksums of the pool's (`whole_pages`), because redb's pages fill them: redb finds damage where it
@@ -112,6 +112,19 @@ struct Changes {
     written: Vec<PageId>,
     /// Pages came into use or were freed since the last sync: the pool's header has to be written.
     is_reshaped: bool,
+}
+
+impl Changes {
+    /// Notes a page that was written. Transactions that need not be durable write some again and again without a sync.
+    fn note(&mut self, page: PageId) {
+        if self.written.len() == self.written.capacity() {
+            self.written.sort_unstable();
+            self.written.dedup();
+            // Not at the next page again.
+            self.written.reserve(self.written.len() + 1);
+        }
+        self.written.push(page);
+    }
 }
 
 /// A part of a page, and where it is in a buffer.
@@ -239,7 +252,7 @@ impl PoolBackend {
             guard
         };
         change(&mut guard);
-        self.changes().written.push(page);
+        self.changes().note(page);
         Ok(())
     }
 
@@ -350,7 +363,7 @@ impl StorageBackend for PoolBackend {
             self.cut(len.min(before))?;
             let mut meta = self.pool.fix_exclusive(META)?;
             meta[8..16].copy_from_slice(&len.to_le_bytes());
-            self.changes().written.push(META);
+            self.changes().note(META);
             self.len.store(len, Ordering::Release);
             Ok(())
         };
@@ -401,5 +414,20 @@ impl StorageBackend for PoolBackend {
 
     fn unlock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<(), BackendError> {
         whole(start, end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_that_are_written_again_take_no_more_memory() {
+        let mut changes = Changes::default();
+        (0..100_000).for_each(|at| changes.note(PageId(at % 10)));
+        assert!(changes.written.len() <= 64, "{}", changes.written.len());
+        changes.written.sort_unstable();
+        changes.written.dedup();
+        assert_eq!(changes.written, (0..10).map(PageId).collect::<Vec<_>>());
     }
 }
