@@ -104,13 +104,16 @@ impl Rounds {
             return Ok(rounds);
         }
         let text = std::fs::read_to_string(&rounds.path).map_err(|error| rounds.why(&error))?;
+        let mut last = None;
         for line in text.lines().skip(1) {
             let (round, row) = line.split_once(',').ok_or_else(|| rounds.why(&"no round"))?;
             let round: usize = round.parse().map_err(|error| rounds.why(&error))?;
-            match rounds.texts.get_mut(round.wrapping_sub(1)) {
-                Some(text) => *text += &format!("{row}\n"),
-                None => rounds.texts.push(format!("{row}\n")),
+            // Numbers may be missing: a round that has left no rows has no line.
+            if last.replace(round) != Some(round) {
+                rounds.texts.push(String::new());
             }
+            let text = rounds.texts.last_mut().expect("of this round");
+            *text += &format!("{row}\n");
         }
         Ok(rounds)
     }
@@ -138,8 +141,11 @@ impl Rounds {
         };
         let all: String = self.texts.iter().enumerate().map(line).collect();
         let folder = self.path.parent().expect("of a folder");
+        // At once: a command that is stopped meanwhile leaves the rounds before.
+        let new = self.path.with_extension("new");
         std::fs::create_dir_all(folder)
-            .and_then(|()| std::fs::write(&self.path, COLUMNS.to_owned() + &all))
+            .and_then(|()| std::fs::write(&new, COLUMNS.to_owned() + &all))
+            .and_then(|()| std::fs::rename(&new, &self.path))
             .map_err(|error| self.why(&error))
     }
 
@@ -231,5 +237,20 @@ mod tests {
             assert_eq!(ours, [Some(2.0), Some(4.0)]);
         }
         assert_eq!(open(false).len(), 0);
+    }
+
+    #[test]
+    fn a_round_without_rows_is_none_and_leaves_the_others_whole() {
+        let root = tempfile::tempdir().expect("a directory");
+        let size = Size::Quick;
+        let rows = rows_of(root.path(), "tiers", size);
+        std::fs::create_dir_all(rows.parent().expect("a folder")).expect("made");
+        let mut rounds = Rounds::open(root.path(), "tiers", size, true).expect("opened");
+        for text in ["work\na,1\nb,2\n", "work\n", "work\na,3\nb,4\n"] {
+            std::fs::write(&rows, text).expect("written");
+            rounds.add(root.path(), "tiers", size).expect("kept");
+        }
+        let rounds = Rounds::open(root.path(), "tiers", size, true).expect("opened");
+        assert_eq!(rounds.texts, ["a,1\nb,2\n", "a,3\nb,4\n"]);
     }
 }
