@@ -17,7 +17,7 @@ mod verdict;
 
 use catalogue::{CATALOGUE, Item, Kind};
 use clap::Parser;
-use clap::builder::PossibleValuesParser;
+use clap::builder::{PossibleValuesParser, RangedU64ValueParser};
 use figures::{Found, Rounds, Size};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -66,6 +66,7 @@ struct Args {
     budget: Option<Duration>,
     /// Rounds at most.
     #[arg(long, value_name = "N", default_value_t = 30)]
+    #[arg(value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     rounds: usize,
     /// Goes on from the rounds that earlier commands of the same size have measured.
     #[arg(long)]
@@ -363,6 +364,7 @@ mod tests {
         Args::command().debug_assert();
         assert!(Args::try_parse_from(["farheap-papers"]).is_err());
         assert!(Args::try_parse_from(["farheap-papers", "figure", "5"]).is_err());
+        assert!(Args::try_parse_from(["farheap-papers", "--all", "--rounds", "0"]).is_err());
         let args = Args::try_parse_from(["farheap-papers", "table", "3", "collective"]);
         assert_eq!(args.expect("valid").kind, Some(Kind::Table));
         let error = Args::try_parse_from(["farheap-papers", "figure", "5", "metadate"]);
