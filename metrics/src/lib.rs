@@ -16,7 +16,9 @@
 //!
 //! # Limits
 //! 1. Latencies are gauges with the label `quantile`: farheap keeps quantiles, not the durations that a histogram takes.
-//! 2. Two subjects of one name are one to a recorder: the last one published stays.
+//! 2. Two subjects of one name are one to a recorder: of a gauge the last value published stays, of a counter the
+//!    largest. Counters of a pool that is opened anew stand still until they are above those before; a name of its own,
+//!    such as a number, avoids that.
 //! 3. A recorder keeps the last numbers of what is gone, such as a consumer that left, until its idle timeout.
 //!
 //! # Examples

@@ -14,7 +14,7 @@ const SKIP: u64 = 4;
 /// Pages that are read ahead at once, when half of them have been read.
 const AHEAD: u64 = 64;
 
-/// One of them; the default follows nothing, because page 0 is none of the database's.
+/// One of them; the default has read nothing, and is taken for pages up to [`SKIP`] as a new one is.
 #[derive(Clone, Copy, Debug, Default)]
 struct Stream {
     /// The page that would continue it.
