@@ -4,7 +4,9 @@ use super::chunk::CHUNK_PAGES;
 use super::frames::PoolFrames;
 use super::free_list::FreeList;
 use super::latch::{HeldWord, Latch};
-use crate::base::error::{Error, Result};
+#[cfg(doc)]
+use crate::base::error::Error;
+use crate::base::error::Result;
 use crate::base::units::PageId;
 use std::ops::Range;
 
@@ -22,21 +24,26 @@ pub(super) fn allocate(frames: &PoolFrames) -> Result<(PageId, HeldWord)> {
     Ok((page, begin_use(frames, page)))
 }
 
-/// Brings the page of this number into use, zeroed; it is locked, and its word noted.
+/// Brings the page of this number into use, zeroed; it is locked, and its word noted. `None`: another thread has just
+/// taken it, or gives it back.
 ///
 /// # Errors
-/// As for [`allocate`], and [`Error::BadRange`] when the page is in use.
-pub(super) fn claim(frames: &PoolFrames, page: PageId) -> Result<HeldWord> {
+/// As for [`allocate`].
+pub(super) fn claim(frames: &PoolFrames, page: PageId) -> Result<Option<HeldWord>> {
     if page.as_usize() >= frames.table.capacity() {
         return Err(frames.table.full());
     }
     frames.charge()?;
-    take_number(frames, page).inspect_err(|_| frames.uncharge())?;
-    Ok(begin_use(frames, page))
+    let taken = take_number(frames, page);
+    if !matches!(taken, Ok(true)) {
+        frames.uncharge();
+    }
+    Ok(taken?.then(|| begin_use(frames, page)))
 }
 
-/// Takes the page of this number, and locks it. What lies between the table's end and it becomes free.
-fn take_number(frames: &PoolFrames, page: PageId) -> Result<()> {
+/// Takes the page of this number, and locks it; `false`: it is not free. What lies between the table's end and it becomes
+/// free.
+fn take_number(frames: &PoolFrames, page: PageId) -> Result<bool> {
     let table = &frames.table;
     let after = page.0 + 1;
     loop {
@@ -52,7 +59,7 @@ fn take_number(frames: &PoolFrames, page: PageId) -> Result<()> {
         }
         let is_known = page.0 < end;
         if is_known && !free.take_page(page) {
-            return Err(Error::BadRange { reason: "the page is in use".into() });
+            return Ok(false);
         }
         let gap = end..page.0.max(end);
         let gap_words = table.words(gap.start as usize..gap.end as usize);
@@ -60,7 +67,7 @@ fn take_number(frames: &PoolFrames, page: PageId) -> Result<()> {
             free.put_range(gap);
             // Last: a thread that sees the page within the table finds its word locked.
             table.set_end(after.max(end));
-            return Ok(());
+            return Ok(true);
         }
         if is_known {
             free.put(page);

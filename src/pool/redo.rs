@@ -65,10 +65,13 @@ impl BufferPool {
         loop {
             let seen = latch.load();
             if page.0 >= table.end() || seen.is_unused() {
-                let word = allocate::claim(frames, page)?;
-                return Ok(ExclusiveGuard(Held::new(frames, latch, word)));
-            }
-            if seen.is_absent() {
+                if let Some(word) = allocate::claim(frames, page)? {
+                    return Ok(ExclusiveGuard(Held::new(frames, latch, word)));
+                }
+                if !backoff.wait() {
+                    return Err(table.timeout(page, &backoff));
+                }
+            } else if seen.is_absent() {
                 if self.loader.load_blank(frames, page)? {
                     let word = HeldWord::locked(latch.load()).changed();
                     return Ok(ExclusiveGuard(Held::new(frames, latch, word)));

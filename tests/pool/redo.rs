@@ -10,7 +10,7 @@ use farheap::pool::{BufferPool, PoolConfig};
 use farheap::store::{MemStore, Queue, Request, Store};
 use farheap::{ByteCount, Error, PageId};
 use std::ptr::slice_from_raw_parts_mut;
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 
 const PAGE: u64 = 4096;
 
@@ -120,6 +120,44 @@ fn a_page_is_brought_into_use_free_or_beyond_the_end_and_what_lies_between_is_fr
     let free: Vec<u64> = (4..1_500).filter(|page| *page != 5).collect();
     assert_eq!(given, free);
     assert_eq!(pool.allocate().expect("page").id(), PageId(1_501));
+}
+
+#[test]
+fn threads_that_take_one_number_follow_each_other() {
+    const THREADS: usize = 4;
+    const PAGES: std::ops::Range<u64> = 2..2_000;
+    let store = store();
+    let pool = create(&store);
+    let barrier = Barrier::new(THREADS);
+    let take = |thread: usize, page: u64| {
+        // The first one brings it into use, the others find it there.
+        let mut guard = pool.fix_to_overwrite(PageId(page))?;
+        let is_zero = guard.iter().all(|byte| *byte == 0);
+        guard.fill(page as u8);
+        guard.set_lsn(page);
+        if page.is_multiple_of(3) && thread == 0 {
+            guard.free();
+        }
+        Ok::<bool, Error>(is_zero)
+    };
+    std::thread::scope(|scope| {
+        let work = |thread: usize| {
+            let take_all = PAGES.map(|page| {
+                barrier.wait();
+                take(thread, page)
+            });
+            take_all.collect::<Vec<_>>()
+        };
+        let threads: Vec<_> =
+            (0..THREADS).map(|thread| scope.spawn(move || work(thread))).collect();
+        for thread in threads {
+            let taken = thread.join().expect("no panic");
+            assert!(taken.iter().all(|taken| matches!(taken, Ok(true))), "{taken:?}");
+        }
+    });
+    for page in PAGES.filter(|page| !page.is_multiple_of(3)) {
+        assert_holds(&pool, page);
+    }
 }
 
 #[test]
