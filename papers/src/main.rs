@@ -207,7 +207,7 @@ impl<'a> Bench<'a> {
         }
         self.failed = measured.and_then(|()| self.rounds.add(root, self.name, size)).err();
         self.took = began.elapsed();
-        if size != Size::Smoke {
+        if size != Size::Smoke && self.failed.is_none() {
             let (decided, all) = self.decided();
             let (name, round, took) = (self.name, self.rounds.len(), self.took.as_secs());
             println!("{name}: round {round}, {took} s; {decided} of {all} findings decided");

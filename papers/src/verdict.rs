@@ -3,7 +3,8 @@
 //! The rule, for all findings: a benchmark runs in rounds, and each of its rows is a value beside its baseline from the
 //! same round. Rounds are drawn again with replacement, as many as there are, [`RESAMPLES`] times (the bootstrap of the
 //! paired values), and the finding is looked at by the medians of each draw. It holds where it does in 97.5 of a hundred
-//! draws, and does not where it does in at most 2.5: the condition is on one side of the 95 % interval of the medians.
+//! draws, and does not where it does in at most 2.5: the condition is on one side of the 95 % interval of the medians. That
+//! something does not change fails only where the whole interval of a change is outside of what counts as none.
 //! Between these it is not decided, and another round is run, until it is or the time is used up. What takes time
 //! needs [`ROUNDS_MIN`] rounds, of which fewer would agree by chance too often; what is counted needs one.
 
@@ -68,17 +69,27 @@ fn decide(finding: &Finding, item: &Item, rounds: &[Vec<Found>]) -> Decision {
     let share = draws.iter().filter(|holds| **holds).count() as f64 / draws.len().max(1) as f64;
     let least = match finding.by {
         Evidence::Counts => 1,
-        Evidence::Times => ROUNDS_MIN,
+        Evidence::Times | Evidence::NoChange => ROUNDS_MIN,
     };
     // Some rounds may lack a row: skipped, or of a benchmark that had another name for it.
     let measured = all.iter().filter(|round| holds(std::slice::from_ref(round)).is_some()).count();
     let verdict = match share {
         _ if measured < least => Verdict::Undecided,
         share if share >= AGREE => Verdict::Holds,
-        share if share <= 1.0 - AGREE => Verdict::DoesNot,
+        share if share <= 1.0 - AGREE && !may_be_none(finding, item, rounds) => Verdict::DoesNot,
         _ => Verdict::Undecided,
     };
     Decision { verdict, share }
+}
+
+/// True of a finding about changes that are none, if it holds for those of each interval that are nearest to none: medians
+/// that scatter widely miss a narrow band on both sides, which says nothing.
+fn may_be_none(finding: &Finding, item: &Item, rounds: &[Vec<Found>]) -> bool {
+    let nearest = |label: &str| {
+        let at = item.points.iter().position(|point| point.label == label)?;
+        interval(rounds, at).map(|(low, _, high)| 0.0_f64.clamp(low, high))
+    };
+    finding.by == Evidence::NoChange && (finding.holds)(&nearest) == Some(true)
 }
 
 /// Rounds drawn with replacement; the same ones whenever there are as many.
@@ -119,7 +130,7 @@ pub(crate) fn print(item: &Item, rounds: &[Vec<Found>]) {
         let ours = interval(rounds, at);
         let (theirs, here) = (number(theirs), number(ours.map(|(_, here, _)| here)));
         let between = match ours.filter(|_| rounds.len() > 1) {
-            Some((low, _, high)) => format!("{}-{} ", number(Some(low)), number(Some(high))),
+            Some((low, _, high)) => format!("{} to {} ", number(Some(low)), number(Some(high))),
             None => String::new(),
         };
         println!("  {:<52} {theirs:>10} {here:>10}  {between}{}", point.label, point.unit);
@@ -196,6 +207,18 @@ mod tests {
         let item = item("figure 6 metadata");
         assert_eq!(of(item, &[round(item, &[Some(0.4)])]), [Verdict::Holds]);
         assert_eq!(of(item, &[round(item, &[Some(1.4)])]), [Verdict::DoesNot]);
+    }
+
+    #[test]
+    fn changes_that_scatter_around_none_are_not_decided() {
+        let item = item("figure 9 metadata");
+        let rounds = |changes: [f64; 6]| -> Vec<Vec<Found>> {
+            changes.iter().map(|change| round(item, &[Some(*change), Some(0.0)])).collect()
+        };
+        let scattered = [-9.0, -8.0, -7.0, 7.0, 8.0, 9.0];
+        assert_eq!(of(item, &rounds(scattered)), [Verdict::Undecided]);
+        assert_eq!(of(item, &rounds([7.0, 8.0, 9.0, 7.5, 8.5, 9.5])), [Verdict::DoesNot]);
+        assert_eq!(of(item, &rounds([0.1, -0.2, 0.3, 0.0, 0.2, -0.1])), [Verdict::Holds]);
     }
 
     #[test]
