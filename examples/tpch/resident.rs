@@ -52,7 +52,8 @@ impl Sampler {
         let thread = thread::Builder::new().name("resident".to_owned()).spawn(move || {
             // Relaxed: the flag and the counters guard no other data.
             while !sampled.stop.load(Relaxed) && sampled.sample().is_ok() {
-                thread::sleep(INTERVAL); // Between two samples.
+                // The kernel tells nobody of a peak: samples at steady intervals find it.
+                thread::sleep(INTERVAL);
             }
         })?;
         Ok(Sampler { shared, thread: Some(thread) })
