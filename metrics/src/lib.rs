@@ -65,7 +65,7 @@ pub fn describe() {
 
 /// Publishes the numbers of all tiers of the heaps that run, and the resident memory of the process.
 ///
-/// Without a heap there is nothing to publish. Takes some 50 us a tier.
+/// Without a heap there is nothing to publish. Takes jemalloc's locks for a moment, as [`Heap::usage`] does.
 pub fn publish_heap() {
     let tiers = Heap::tiers();
     let local = Local::usage().resident_bytes.0;
