@@ -183,47 +183,22 @@ pub(crate) fn current_noted() -> u32 {
     id
 }
 
-/// Some of the machine's processors.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Processors(CpuSet);
-
-impl Processors {
-    #[cfg(test)]
-    pub(crate) fn has(&self, processor: u32) -> bool {
-        self.0.is_set(processor as usize) == Ok(true)
-    }
-}
-
-/// A number beyond what the kernel's masks hold adds nothing.
-impl FromIterator<u32> for Processors {
-    fn from_iter<I: IntoIterator<Item = u32>>(processors: I) -> Processors {
-        let mut set = CpuSet::new();
-        for processor in processors {
-            let _ = set.set(processor as usize);
-        }
-        Processors(set)
-    }
-}
-
-/// Where the calling thread may run.
+/// The processors on which the calling thread may run.
 #[cfg(test)]
-pub(crate) fn allowed() -> Processors {
-    Processors(sched_getaffinity(Pid::from_raw(0)).unwrap_or_default())
+pub(crate) fn allowed() -> Vec<u32> {
+    let set = sched_getaffinity(Pid::from_raw(0)).unwrap_or_default();
+    (0..CpuSet::count() as u32).filter(|at| set.is_set(*at as usize) == Ok(true)).collect()
 }
 
-/// Lets the calling thread run on all processors of the process but these, or on all where no other is
+/// Lets a thread of this process run on all processors of the process but one, or on all where no other is
 /// left.
-pub(crate) fn run_off(avoided: &Processors) {
+pub(crate) fn keep_off(thread: u32, processor: u32) {
     let all = all_processors();
     let mut rest = *all;
-    for processor in 0..CpuSet::count() {
-        if avoided.0.is_set(processor) == Ok(true) {
-            let _ = rest.unset(processor);
-        }
-    }
+    let _ = rest.unset(processor as usize);
     let none_is_left = rest == CpuSet::new();
     // Being refused costs speed only.
-    set_affinity(0, if none_is_left { all } else { &rest });
+    set_affinity(thread, if none_is_left { all } else { &rest });
 }
 
 /// The processors that the process was started with; none where the kernel does not tell them.

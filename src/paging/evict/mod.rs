@@ -53,23 +53,27 @@ use crate::base::deadline::look_every;
 use crate::base::gate::{Closed, LOOK_EVERY};
 use crate::paging::diagnostics;
 use crate::paging::evict::victims::Chunkwise;
+use crate::paging::fault::sched::Bystander;
 use crate::paging::kernel_filled;
 use crate::paging::page::{BATCH_MAX, PAGE};
 use crate::paging::pager::frame_pool::standby_count;
 use crate::sys::messages;
+use std::sync::Arc;
 use std::time::Duration;
 
 impl Evictor {
     /// Keeps the region between its watermarks until it stops.
     pub(in crate::paging) fn run(&mut self) {
-        while !self.pager.health().is_stopping() {
-            self.turn();
-        }
+        let sched = Arc::clone(self.pager.sched());
+        sched.idle_policies().bystanders().with(Bystander::Evictor, || {
+            while !self.pager.health().is_stopping() {
+                self.turn();
+            }
+        });
     }
 
     fn turn(&mut self) {
         self.pager.pool().waiters().evictor_waker().clear();
-        self.detour.take(self.pager.sched());
         self.stand_still_for_fork();
         self.pager.fork().children().reap(self.pager.slots().map());
         // Handlers wait for no reader, so that what they have said goes from here.

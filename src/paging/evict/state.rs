@@ -8,7 +8,6 @@ use crate::paging::evict::device_space::DeviceSpace;
 use crate::paging::evict::outgoing::Outgoing;
 use crate::paging::evict::requests::Requests;
 use crate::paging::evict::write_back::WriteBack;
-use crate::paging::fault::sched::Detour;
 use crate::paging::page::word::Word;
 use crate::paging::page::{BATCH_MAX, CHUNK_PAGES};
 use crate::paging::pager::Pager;
@@ -30,7 +29,6 @@ pub(in crate::paging) struct Evictor {
     pub(super) writes: WriteBack,
     pub(super) arrivals: Arrivals,
     pub(super) space: DeviceSpace,
-    pub(super) detour: Detour,
 }
 
 impl Evictor {
@@ -55,7 +53,6 @@ impl Evictor {
             stays: Stays::default(),
             outgoing: Outgoing::new(pager.frames().count()),
             writes: WriteBack::new(Arc::clone(&pager))?,
-            detour: Detour::default(),
             arrivals: Arrivals::default(),
             space: DeviceSpace::new(),
             pager,

@@ -91,9 +91,6 @@ impl Evictor {
                 let begins = page.0.is_multiple_of(CHUNK_LEN.0);
                 let follows = run_len > 0 && run[run_len - 1].0.0 + 1 == page.0 && !begins;
                 if !follows {
-                    // A handler may have come to this processor meanwhile, to give way here: a batch is
-                    // longer than a fault.
-                    self.detour.take(self.pager.sched());
                     moved += self.move_out(&run[..run_len], chosen);
                     run_len = 0;
                 }

@@ -3,7 +3,7 @@
 //! It takes the idle policy back from handlers that starve (`sched::idle_policy`), and pages from
 //! reads that the device does not answer (`watchdog`). It waits for no device and for no page.
 
-use crate::paging::fault::sched::PolicySupervisor;
+use crate::paging::fault::sched::{Bystander, PolicySupervisor};
 use crate::paging::fault::watchdog::Watchdog;
 use crate::paging::pager::Pager;
 use crate::sys::event::poll_readable;
@@ -29,11 +29,13 @@ impl Supervisor {
         let uffd = self.pager.mapper().raw_fd();
         let has_faults = || poll_readable(&[uffd], Duration::ZERO) == Ok(true);
         let idle_policies = self.pager.sched().idle_policies();
-        while !self.pager.health().is_stopping() {
-            let timeout = self.policies.look(idle_policies, has_faults);
-            let timeout = self.watchdog.look().map_or(timeout, |next| next.min(timeout));
-            idle_policies.wait_for_call(timeout);
-        }
+        idle_policies.bystanders().with(Bystander::Supervisor, || {
+            while !self.pager.health().is_stopping() {
+                let timeout = self.policies.look(idle_policies, has_faults);
+                let timeout = self.watchdog.look().map_or(timeout, |next| next.min(timeout));
+                idle_policies.wait_for_call(timeout);
+            }
+        });
         self.policies.end_all(idle_policies);
     }
 }

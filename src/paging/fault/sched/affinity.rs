@@ -11,7 +11,8 @@
 //! nothing to do costs a thread that faults alone more than its own handler does. So the first
 //! handler serves all faults, follows threads, and alone activates the others.
 
-use crate::paging::fault::sched::idle_policy::{IdlePolicy, IdleState};
+use crate::paging::fault::sched::bystanders::Bystanders;
+use crate::paging::fault::sched::idle_policy::IdleState;
 use crate::paging::fault::sched::shared::HandlerSched;
 use crate::sys::thread;
 use std::time::{Duration, Instant};
@@ -84,27 +85,26 @@ struct Binding {
 impl Binding {
     const NONE: Binding = Binding { processor: None, wakes: 0, look_after: LOOK_MIN };
 
-    /// Moves to the processor of a thread; `false`: not allowed, or it is gone. `policy` is the handler's.
-    fn bind(&mut self, to: u32, policy: &IdlePolicy) -> bool {
+    /// Moves to the processor of a thread; `false`: not allowed, or it is gone.
+    fn bind(&mut self, to: u32, bystanders: &Bystanders) -> bool {
         let Some(processor) = thread::processor_of(to) else { return self.processor.is_some() };
         if self.processor != Some(processor) {
-            // Before it moves: a thread that keeps off this processor may run there now, and would go on
-            // until it is done, with the handler behind it.
-            policy.runs_on(processor);
+            // Before it moves: one may run there now, and would go on until it is done, with the handler behind it.
+            bystanders.keep_off(processor);
             self.processor = thread::run_on(processor).then_some(processor);
         }
         self.processor.is_some()
     }
 
     /// The followed thread had to wake the handler all the same: perhaps it has moved.
-    fn woken_by(&mut self, followed: u32, policy: &IdlePolicy) {
+    fn woken_by(&mut self, followed: u32, bystanders: &Bystanders) {
         self.wakes += 1;
         if self.wakes < self.look_after {
             return;
         }
         self.wakes = 0;
         let before = self.processor;
-        self.bind(followed, policy);
+        self.bind(followed, bystanders);
         let has_moved = self.processor != before;
         self.look_after = if has_moved { LOOK_MIN } else { (self.look_after * 2).min(LOOK_MAX) };
     }
@@ -216,8 +216,7 @@ impl Affinity {
             IdleState::Idle => {
                 self.hold_off.granted();
                 if arrival.woke_handler {
-                    let policy = sched.idle_policies.of(self.handler);
-                    self.binding.woken_by(self.thread, policy);
+                    self.binding.woken_by(self.thread, sched.idle_policies.bystanders());
                 }
             }
             IdleState::Denied => {
@@ -240,14 +239,15 @@ impl Affinity {
     /// Not following: starts to, when the faults come fast enough.
     fn consider_following(&mut self, sched: &HandlerSched) {
         self.binding.ended(); // The supervisor unbound the handler when it ended the idle policy.
-        let policy = sched.idle_policies.of(self.handler);
-        if self.pace.ends_fast_streak() && self.binding.bind(self.thread, policy) {
+        let bystanders = sched.idle_policies.bystanders();
+        if self.pace.ends_fast_streak() && self.binding.bind(self.thread, bystanders) {
             sched.idle_policies.request(self.handler);
         }
     }
 
     fn unbind(&mut self, sched: &HandlerSched) {
         sched.idle_policies.release(self.handler);
+        sched.idle_policies.bystanders().run_anywhere();
         self.binding.unbind();
     }
 }

@@ -27,8 +27,9 @@
 use crate::base::error::{Error, Result};
 use crate::base::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::paging::diagnostics;
+use crate::paging::fault::sched::bystanders::Bystanders;
 use crate::sys::event::{EventFd, poll_readable};
-use crate::sys::thread::{self, Processors, Share};
+use crate::sys::thread::{self, Share};
 use std::time::{Duration, Instant};
 
 /// Maximum time that a handler keeps the policy without finishing a turn.
@@ -63,8 +64,6 @@ pub(super) enum IdleState {
 pub(super) struct IdlePolicy {
     state: AtomicU32,
     thread: AtomicU32,
-    /// Where it runs under the idle policy.
-    processor: AtomicU32,
     /// Twice the turns begun, plus 1 while the handler has nothing left to do.
     beat: AtomicU64,
 }
@@ -97,18 +96,6 @@ impl IdlePolicy {
         }
     }
 
-    /// The handler is bound to a processor, for as long as it has the policy.
-    pub(super) fn runs_on(&self, processor: u32) {
-        // Relaxed: a thread that learns of it late is in the way a little longer.
-        self.processor.store(processor, Ordering::Relaxed);
-    }
-
-    /// The processor on which the handler gives way, if it does.
-    fn gives_way_on(&self) -> Option<u32> {
-        let gives_way = self.state() == IdleState::Idle;
-        gives_way.then(|| self.processor.load(Ordering::Relaxed))
-    }
-
     /// The handler knows that it was denied, and may request the policy again.
     pub(super) fn accept_denial(&self) {
         self.change(DENIED, NORMAL);
@@ -124,6 +111,7 @@ impl IdlePolicy {
 pub(in crate::paging) struct IdlePolicies {
     policies: Box<[IdlePolicy]>,
     supervisor: EventFd,
+    bystanders: Bystanders,
 }
 
 impl IdlePolicies {
@@ -133,16 +121,16 @@ impl IdlePolicies {
         let supervisor =
             EventFd::new().map_err(|errno| Error::Os { call: "eventfd", errno: errno.0 })?;
         let policies = (0..handlers).map(|_| IdlePolicy::default()).collect();
-        Ok(IdlePolicies { policies, supervisor })
+        Ok(IdlePolicies { policies, supervisor, bystanders: Bystanders::default() })
     }
 
     pub(super) fn of(&self, handler: usize) -> &IdlePolicy {
         &self.policies[handler]
     }
 
-    /// The processors on which handlers give way.
-    pub(super) fn processors(&self) -> Processors {
-        self.policies.iter().filter_map(IdlePolicy::gives_way_on).collect()
+    /// The threads that are to stay out of a handler's way.
+    pub(in crate::paging) fn bystanders(&self) -> &Bystanders {
+        &self.bystanders
     }
 
     /// Requests the idle policy for a handler.
@@ -209,9 +197,13 @@ impl PolicySupervisor {
                 REQUESTED => grant(policy, history),
                 IDLE => check(policy, history, &has_faults),
                 RELEASED => end(policy, NORMAL),
-                _ => {}
+                _ => continue,
             }
-            any_idle |= policy.state.load(Ordering::Relaxed) == IDLE;
+            let gives_way = policy.state.load(Ordering::Relaxed) == IDLE;
+            if !gives_way {
+                policies.bystanders.run_anywhere();
+            }
+            any_idle |= gives_way;
         }
         if any_idle { TICK } else { LOOK }
     }
