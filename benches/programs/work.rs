@@ -52,6 +52,13 @@ pub(crate) const ALL: &[Program] = &[
         run: btree_map,
     },
     Program {
+        name: "scans",
+        about: "fills an array and adds it up again and again, as query after query over a table does",
+        maps: true,
+        data: |size| size / 8 * 8,
+        run: scans,
+    },
+    Program {
         name: "stencil",
         about: "five points of a square grid, from one array to another and back",
         maps: true,
@@ -158,6 +165,17 @@ fn btree_map(run: &Run<'_>, size: usize) -> Result<u64> {
     let sum = run.phase("scan", || map.values().map(head).fold(0, fold));
     run.phase(FREE, || drop(map));
     Ok(fold(found, sum))
+}
+
+/// Times that the array is added up.
+const QUERIES: u64 = 6;
+
+fn scans(run: &Run<'_>, size: usize) -> Result<u64> {
+    let mut values = run.array::<u64>(size / 8)?;
+    run.phase("build", || values.iter_mut().zip(0..).for_each(|(value, at)| *value = mix(at)));
+    let scan = |sum, at| values.iter().fold(sum, |sum: u64, value| sum.wrapping_add(value ^ at));
+    let first = run.phase("scan", || scan(0, 0));
+    Ok(run.phase("rescans", || (1..QUERIES).fold(first, scan)))
 }
 
 /// Sweeps of the stencil: an even number ends in the first array.

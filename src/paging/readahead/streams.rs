@@ -37,6 +37,8 @@ const FIRST_BLOCK: u64 = 4;
 const CHUNK: u64 = CHUNK_LEN.0 >> CLUSTER_SHIFT;
 /// How far ahead of one stream pages are asked for by chunks, which are a request or two each: 8 MiB.
 const WINDOW_MAX: u64 = 4 * CHUNK;
+/// Chunks ahead of a stream that is read by them, at least: one is used while the next is read.
+const CHUNKS_MIN: u64 = 2;
 /// The same page by page: what is asked for must leave the device room for faults.
 const WINDOW_BY_PAGES_MAX: u64 = 192;
 /// Pages behind a mark that need not fault although the reader gets there.
@@ -53,8 +55,21 @@ const CONFIDENT_MAX: u8 = CONFIDENT + 1;
 pub(super) struct WindowLimits {
     /// Pages ahead of all streams together.
     pub(super) in_total: u64,
-    /// Chunks can be read whole.
-    pub(super) by_chunks: bool,
+    /// The same of streams that are read by whole chunks; 0: chunks cannot be.
+    pub(super) in_chunks: u64,
+}
+
+impl WindowLimits {
+    /// The part of one of `active` streams.
+    fn of_one(self, active: u64) -> WindowLimits {
+        let (in_total, in_chunks) = (self.in_total / active, self.in_chunks / active);
+        let by_chunks = in_chunks >= CHUNKS_MIN * CHUNK;
+        let most = if by_chunks { WINDOW_MAX } else { WINDOW_BY_PAGES_MAX };
+        WindowLimits {
+            in_total: in_total.clamp(1, most),
+            in_chunks: if by_chunks { in_chunks.min(WINDOW_MAX) } else { 0 },
+        }
+    }
 }
 
 /// Place of a fault that the streams were told of.
@@ -135,8 +150,9 @@ struct Stream {
     /// Where the chunks end that were asked for; 0 while pages are.
     asked_end: u64,
     confidence: u8,
-    /// When it was last matched.
+    /// When it was last matched, and the pages asked for by then.
     used: u64,
+    asked: u64,
 }
 
 /// The streams that are being followed.
@@ -144,11 +160,13 @@ struct Stream {
 pub(super) struct Streams {
     streams: [Option<Stream>; STREAMS_MAX],
     clock: u64,
+    /// Pages asked for so far.
+    asked: u64,
 }
 
 impl Streams {
     pub(super) const fn new() -> Streams {
-        Streams { streams: [None; STREAMS_MAX], clock: 0 }
+        Streams { streams: [None; STREAMS_MAX], clock: 0, asked: 0 }
     }
 
     /// Notes a device fault, or one on a chunk that was read ahead; returns what to read ahead. All
@@ -163,14 +181,13 @@ impl Streams {
         is_stored: &dyn Fn(u64) -> bool,
     ) -> Option<Window> {
         self.clock += 1;
-        let most = if limits.by_chunks { WINDOW_MAX } else { WINDOW_BY_PAGES_MAX };
-        let ahead = most.min(limits.in_total / self.active().max(1)).max(1);
+        let limits = limits.of_one(self.active(limits.in_total).max(1));
         if self.streams.iter().flatten().any(|stream| stream.last == page) {
             // Of another page of its cluster: the rest of that.
             return Some(Window { first: page, stride: 1, count: 0, mark: NO_MARK });
         }
         let at = self.find(page);
-        let clock = self.clock;
+        let (clock, asked) = (self.clock, self.asked);
         let Some(stream) = self.streams[at].as_mut().filter(|stream| stream.is_near(page)) else {
             let confidence = if eager { CONFIDENT } else { 0 };
             let mut stream = Stream {
@@ -182,12 +199,13 @@ impl Streams {
                 asked_end: 0,
                 confidence,
                 used: clock,
+                asked,
             };
-            let window = eager.then(|| stream.advance(page, ahead, limits.by_chunks, is_stored));
+            let window = eager.then(|| stream.advance(page, limits, is_stored));
             self.streams[at] = Some(stream);
-            return window.flatten();
+            return self.note(window.flatten());
         };
-        stream.used = clock;
+        (stream.used, stream.asked) = (clock, asked);
         stream.follow(page);
         if on == FaultOn::StoredPage {
             // The chunks that were asked for are not there: they are asked for again.
@@ -196,14 +214,22 @@ impl Streams {
         if stream.confidence < CONFIDENT {
             return None;
         }
-        stream.advance(page, ahead, limits.by_chunks, is_stored)
+        let window = stream.advance(page, limits, is_stored);
+        self.note(window)
     }
 
-    /// Streams that have been confirmed lately.
-    fn active(&self) -> u64 {
-        const LATELY: u64 = 4 * STREAMS_MAX as u64;
-        let active =
-            |stream: &Stream| stream.confidence >= CONFIDENT && self.clock - stream.used < LATELY;
+    /// Notes what is asked for.
+    fn note(&mut self, window: Option<Window>) -> Option<Window> {
+        self.asked += window.map_or(0, |window| window.count);
+        window
+    }
+
+    /// Streams that go on. One that does not, while twice as much was asked for as all together may have ahead, has
+    /// ended: those that go on have their turns sooner.
+    fn active(&self, in_total: u64) -> u64 {
+        let active = |stream: &Stream| {
+            stream.confidence >= CONFIDENT && self.asked - stream.asked < 2 * in_total
+        };
         self.streams.iter().flatten().filter(|stream| active(stream)).count() as u64
     }
 
@@ -270,26 +296,23 @@ impl Stream {
         Some(Window { first, stride: 1, count, mark: NO_MARK })
     }
 
-    /// Pages to ask for after a fault that came as expected, `ahead` of it at most: a block behind what is
+    /// Pages to ask for after a fault that came as expected, within `limits` for one stream: a block behind what is
     /// asked for already, with the mark in front of it. The first time there is nothing in front: the mark
     /// comes last.
     fn advance(
         &mut self,
         page: u64,
-        ahead: u64,
-        by_chunks: bool,
+        limits: WindowLimits,
         is_stored: &dyn Fn(u64) -> bool,
     ) -> Option<Window> {
-        const CHUNKS_MIN: u64 = 2;
-        let fits = ahead >= CHUNKS_MIN * CHUNK && self.block * 2 >= CHUNK;
-        if by_chunks && self.stride == 1 && fits {
-            return self.advance_by_chunks(page, ahead);
+        if limits.in_chunks > 0 && self.stride == 1 && self.block * 2 >= CHUNK {
+            return self.advance_by_chunks(page, limits.in_chunks);
         }
         self.asked_end = 0;
         let before = self.behind;
         let first_time = self.block == 0;
         let grown = if first_time { FIRST_BLOCK } else { self.block * 2 };
-        self.block = grown.min((ahead / 2).max(1));
+        self.block = grown.min((limits.in_total / 2).max(1));
         let at = |n: u64| page.checked_add_signed(self.stride.checked_mul(n as i64)?);
         // The block up to the mark is there already, or is asked for now.
         let front = if before > 0 { before } else { self.block };
@@ -309,7 +332,7 @@ mod tests {
     use super::*;
 
     const FAULTS: &dyn Fn(u64) -> bool = &|_| true;
-    const LIMITS: WindowLimits = WindowLimits { in_total: 1 << 10, by_chunks: false };
+    const LIMITS: WindowLimits = WindowLimits { in_total: 1 << 10, in_chunks: 0 };
 
     fn pages(window: Option<Window>) -> Vec<u64> {
         window.map_or(Vec::new(), |window| window.clusters(1 << 30).collect())
@@ -383,7 +406,7 @@ mod tests {
         assert_eq!(asked[4], (85..93).rev().chain((76..84).rev()).collect::<Vec<_>>());
     }
 
-    const BY_CHUNKS: WindowLimits = WindowLimits { in_total: 1 << 20, by_chunks: true };
+    const BY_CHUNKS: WindowLimits = WindowLimits { in_total: 1 << 20, in_chunks: 1 << 20 };
 
     /// The whole chunks at the end of `window`, counted as in this module.
     fn split(window: &mut Window) -> Option<std::ops::Range<u64>> {
@@ -471,7 +494,7 @@ mod tests {
     #[test]
     fn scattered_faults_among_few_pages_ask_for_next_to_nothing() {
         // 32 MiB, of which half fit: some fault is always near.
-        let limits = WindowLimits { in_total: (1 << 10) / 12, by_chunks: false };
+        let limits = WindowLimits { in_total: (1 << 10) / 12, in_chunks: 0 };
         let mut random = 42_u64;
         let mut streams = Streams::new();
         let asked = (0..20_000).map(|_| {
@@ -501,6 +524,35 @@ mod tests {
             }
         }
         assert_eq!(last, 2, "16 streams and 64 pages, of which half is a block");
+    }
+
+    #[test]
+    fn a_scan_that_begins_anew_is_read_by_chunks_as_the_one_before_it() {
+        const LEN: u64 = 100 * CHUNK;
+        // A stream alone has room for chunks, two together have not.
+        let limits = WindowLimits { in_total: 2 * CHUNK, in_chunks: 3 * CHUNK };
+        let mut streams = Streams::new();
+        let mut by_chunks = [0; 3];
+        for chunks in &mut by_chunks {
+            let (mut page, mut read_ahead) = (0, 0..0);
+            while page < LEN {
+                let is_ahead = read_ahead.contains(&page);
+                let on = if is_ahead { FaultOn::PageReadAhead } else { FaultOn::StoredPage };
+                let window = streams.fault(page, on, limits, false, FAULTS);
+                page = match window {
+                    Some(mut window) if window.mark == NO_MARK => {
+                        if let Some(range) = split(&mut window) {
+                            *chunks += (range.end - range.start) / CHUNK;
+                            read_ahead = range;
+                        }
+                        (page / CHUNK + 1) * CHUNK
+                    }
+                    Some(window) => window.mark,
+                    None => page + 1,
+                };
+            }
+        }
+        assert!(by_chunks.iter().all(|chunks| *chunks > 90), "{by_chunks:?} of 100 each");
     }
 
     #[test]
