@@ -21,7 +21,7 @@
 //! |---|---|
 //! | this one | what happens around a fork, in its order |
 //! | `state`, `children` | what a parent keeps for the children that live |
-//! | `child`, `snapshot`, `entry` | what a child has inherited |
+//! | `child_region`, `snapshot`, `entry` | what a child has inherited |
 //! | `child_thread` | serves its faults, and takes pages out |
 //!
 //! Not inherited is a region in in-thread mode, one that has jemalloc's metadata, one whose store cannot be read in a

@@ -1,6 +1,6 @@
 //! The protocol of the page word: who wins a page, and what the winner owns and owes.
 //!
-//! Handlers, the evictor and discarding threads change a page's word only as these functions do.
+//! Where several threads want a page, they change its word only as these functions do.
 //! Each tries one change and says what came of it; mapping, reading, writing and freeing are the
 //! caller's. That keeps what must be right under every interleaving in one place, which the model
 //! in `models.rs` runs through all of them.
