@@ -28,7 +28,7 @@ use maintenance::{Beside, LocalMemory, Maintenance};
 use process_limit::ProcessLimit;
 pub use process_limit::let_code_leave_by;
 use std::ptr::{NonNull, slice_from_raw_parts};
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 /// A tier that runs.
 #[derive(Debug)]
@@ -156,6 +156,7 @@ impl Builder {
             (None, Some(Ok(limit))) => {
                 // Far memory began with what others leave; it may have more when they do.
                 limit.set(limit.limit(), &region)?;
+                notice_forks();
                 Beside::Bounded(Arc::new(limit))
             }
             (None, Some(Err(error))) if config.asks_for_limit() => return Err(error),
@@ -167,6 +168,29 @@ impl Builder {
         let options = FarArenasOptions { threshold, ..options(&config) };
         start_tier(&mut running, DEFAULT, region, options, beside)
     }
+}
+
+/// The default tier's region and the limit of the process that it gives way to, if there is one. `None`: no heap runs.
+fn limited() -> Option<Option<(Arc<Region>, Arc<ProcessLimit>)>> {
+    let running = RUNNING.lock();
+    let Running { heap, beside, .. } = running.first()?;
+    Some(beside.process_limit().map(|limit| (Arc::clone(&heap.region), Arc::clone(limit))))
+}
+
+/// From now on there is room for children before they are forked. Called when there is a region: what it does before a fork
+/// comes later.
+fn notice_forks() {
+    static NOTICED: Once = Once::new();
+    extern "C" fn before() {
+        if !heap::is_left_to_parent() {
+            let _ours = keep_local();
+            if let Some(Some((region, limit))) = limited() {
+                limit.make_room_for_child(&region);
+            }
+        }
+    }
+    extern "C" fn after() {}
+    NOTICED.call_once(|| crate::sys::fork::around_forks(before, after, after));
 }
 
 impl Heap {
@@ -255,14 +279,11 @@ impl Heap {
             return NEVER; // What a forked child allocates is not limited.
         }
         let _ours = keep_local();
-        let (region, limit) = match RUNNING.lock().first() {
-            Some(Running { heap, beside: Beside::Bounded(limit), .. }) => {
-                (Arc::clone(&heap.region), Arc::clone(limit))
-            }
-            Some(_) => return NEVER,
-            None => return ByteCount::ZERO, // It may start.
-        };
-        limit.make_room(&region, len)
+        match limited() {
+            Some(Some((region, limit))) => limit.make_room(&region, len),
+            Some(None) => NEVER,
+            None => ByteCount::ZERO, // It may start.
+        }
     }
 
     /// Changes the limit of the process while it runs. Far memory that is above a lower one is out when this

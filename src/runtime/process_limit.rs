@@ -48,6 +48,9 @@ const LOOK_AT_FILES: Duration = Duration::from_millis(50);
 /// process. So it is at the start, when code has to be read yet.
 const REFAULTS: u64 = 64;
 const LEAVE_PART: u64 = 16;
+/// Before a fork 1/CHILD_PART is left free: what a child writes is there twice, its part of the limit (`paging::fork`), and
+/// what it writes until that is seen.
+const CHILD_PART: u64 = 6;
 /// After how long 1/TAKE_PART of the group is tried again.
 const LEFT_FOR: Duration = Duration::from_secs(1);
 const TAKE_PART: u64 = 64;
@@ -328,6 +331,18 @@ impl ProcessLimit {
             // The evictor has no one to tell.
             std::thread::sleep(Duration::from_micros(100));
         }
+    }
+
+    /// Makes room in the control group for what a child that is forked next writes, and waits until it is there, or nothing
+    /// more leaves: what parent and child share cannot leave.
+    pub(super) fn make_room_for_child(&self, region: &Region) {
+        let Some(group) = &self.group else { return };
+        let mut group = group.lock().unwrap_or_else(PoisonError::into_inner);
+        group.left = group.left.max(group.bytes / CHILD_PART);
+        group.since = Instant::now();
+        drop(group);
+        self.look_at_group(region);
+        let _ = self.make_room(region, ByteCount::ZERO);
     }
 
     /// Looks, and lets far memory have what is left beside `ahead`, which is not resident yet.

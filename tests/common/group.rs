@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Names the group that a child joins.
 const GROUP: &str = "FARHEAP_TEST_GROUP";
@@ -15,7 +16,9 @@ pub(crate) struct Group(PathBuf);
 impl Group {
     /// `None` where none can be made.
     pub(crate) fn new(limit: ByteCount) -> Option<Group> {
-        let name = format!("farheap-test-{}", std::process::id());
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let name = format!("farheap-test-{}-{number}", std::process::id());
         let versions =
             [("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")];
         versions.into_iter().find_map(|(mount, file)| {

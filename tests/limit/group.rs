@@ -1,6 +1,7 @@
 //! Processes that share a control group without a limit of their own.
 //!
 //! Guards: G1.
+#![expect(unsafe_code, reason = "forks")]
 
 use crate::common::child::{case, run};
 use crate::common::group::Group;
@@ -72,4 +73,46 @@ fn a_process_gets_memory_of_its_full_group_from_one_that_has_more() {
             end.join().expect("it ran").expect_success();
         }
     });
+}
+
+/// Fills the group, forks, and has the child write to one page in four, most of which it shares.
+fn parent_of_a_writer() {
+    let Some((heap, mut numbers)) = start(80) else { return };
+    for _ in 0..2 {
+        expect_all(&numbers);
+        #[expect(clippy::disallowed_methods, reason = "what becomes of a child is tested")]
+        // SAFETY: the child uses inherited far memory, its parent's numbers, and ends; no other thread has a lock that
+        // it needs.
+        let pid = unsafe { libc::fork() };
+        assert!(pid >= 0, "a child");
+        if pid == 0 {
+            const QUARTER: usize = 4 * 4096 / size_of::<u64>();
+            numbers.iter_mut().step_by(QUARTER).for_each(|number| *number += 1);
+            let written = numbers
+                .iter()
+                .zip(0_u64..)
+                .all(|(number, at)| *number == at + u64::from(at.is_multiple_of(QUARTER as u64)));
+            // SAFETY: ends the child without what its parent has registered for its own end.
+            unsafe { libc::_exit(if written { 0 } else { 1 }) }
+        }
+        let mut status = 0;
+        // SAFETY: waits for the child that was just made.
+        let ended = unsafe { libc::waitpid(pid, &raw mut status, 0) };
+        assert_eq!((ended, status), (pid, 0), "{}", heap.stats());
+    }
+    drop(numbers);
+    heap.shutdown().expect("nothing is in use");
+}
+
+#[test]
+fn a_child_that_writes_what_it_shares_has_room_in_a_full_group() {
+    const NAME: &str = "a_child_that_writes_what_it_shares_has_room_in_a_full_group";
+    if case(NAME).is_some() {
+        return parent_of_a_writer();
+    }
+    let Some(group) = Group::new(ByteCount::mib(64)) else {
+        println!("skipped: no control group can be made here");
+        return;
+    };
+    run(NAME, "parent", |command| group.admit(command)).expect_success();
 }
