@@ -88,7 +88,7 @@ pub use allocator_api2;
 pub use base::error::{Error, Result};
 pub use base::units::{ByteCount, PageId};
 #[cfg(all(feature = "heap", not(loom)))]
-pub use heap::{Far, FarHeap, Local, Placement, Scope, Tier, Usage, scope};
+pub use heap::{Far, FarHeap, Local, Scope, Tier, Usage};
 // For the interface for C, which is a crate of its own.
 #[cfg(all(feature = "heap", not(loom)))]
 #[doc(hidden)]

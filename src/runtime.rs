@@ -101,7 +101,7 @@ pub struct Heap {
 
 impl Builder {
     /// Starts the far heap of this process. Allocations go far from now on, by policy: what uses
-    /// [`Far`](crate::Far), what runs in a far [`scope`](crate::scope()), and with
+    /// [`Far`](crate::Far), what runs in a far [`Scope`](crate::Scope), and with
     /// [`FarHeap`](crate::FarHeap) as global allocator what is at least as large as the
     /// [threshold](Heap::threshold), where system calls can be given such memory.
     ///
@@ -319,7 +319,8 @@ impl Heap {
         Some(running.iter().find(|tier| tier.heap.is_same(self))?.beside.process_limit().cloned())
     }
 
-    /// The tier that this is: a handle to allocate by, and what a [`Placement`](crate::Placement) names.
+    /// The tier that this is: what [`Scope::enter`](crate::Scope::enter) and its like take, and a handle to allocate
+    /// by. [`Tier::FAR`] is the default one, also while another heap runs that was started later.
     #[must_use]
     pub fn tier(&self) -> Tier {
         self.arenas.tier()
@@ -333,7 +334,7 @@ impl Heap {
 
     /// True if two handles are of one tier.
     fn is_same(&self, other: &Heap) -> bool {
-        self.tier() == other.tier()
+        std::ptr::eq(self.arenas, other.arenas)
     }
 
     /// The heap's memory and its device.
@@ -347,7 +348,7 @@ impl Heap {
     /// the default tier.
     #[must_use]
     pub fn threshold(&self) -> Option<ByteCount> {
-        let default = heap::default_tier().filter(|arenas| arenas.tier() == self.tier());
+        let default = heap::default_tier().filter(|arenas| std::ptr::eq(*arenas, self.arenas));
         default.and_then(FarArenas::threshold)
     }
 

@@ -29,8 +29,8 @@ use base::error::{Error, Result};
 use base::units::ByteCount;
 use heap::testing::TestSource;
 use heap::{
-    ExtentSource, Far, FarArenas, FarArenasOptions, FarHeap, Placement, default_tier, install,
-    pin_thread_local, scope, uninstall,
+    ExtentSource, Far, FarArenas, FarArenasOptions, FarHeap, Scope, Tier, default_tier, install,
+    pin_thread_local, uninstall,
 };
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};

@@ -5,7 +5,7 @@ use crate::bare::Bare;
 use crate::sides::{Side, with_heap};
 use crate::work::Work;
 use crate::{Failure, Result};
-use farheap::{ByteCount, FarHeap, Placement};
+use farheap::{ByteCount, FarHeap, Tier};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::Path;
 use std::time::Duration;
@@ -38,10 +38,8 @@ impl Side {
     /// that should serve this process was not loaded.
     pub(crate) fn run(self, work: Work, time: Duration) -> Result<f64> {
         match self {
-            Side::Local => {
-                with_heap(LIMIT, || work.sample(&OutOfLine, Some(Placement::Local), time))
-            }
-            Side::Far => with_heap(LIMIT, || work.sample(&OutOfLine, Some(Placement::Far), time)),
+            Side::Local => with_heap(LIMIT, || work.sample(&OutOfLine, Some(Tier::LOCAL), time)),
+            Side::Far => with_heap(LIMIT, || work.sample(&OutOfLine, Some(Tier::FAR), time)),
             Side::Jemalloc => Ok(work.sample(&Bare, None, time)),
             Side::System | Side::Preloaded(..) => {
                 self.check_loaded()?;

@@ -1,7 +1,7 @@
 //! What is allocated and freed, and how long it takes.
 #![expect(unsafe_code, reason = "allocates by hand")]
 
-use farheap::{Far, Placement, scope};
+use farheap::{Far, Scope, Tier};
 use std::alloc::{GlobalAlloc, Layout};
 use std::hint::black_box;
 use std::sync::mpsc;
@@ -109,14 +109,14 @@ impl Work {
     pub(crate) fn sample(
         self,
         alloc: &(impl GlobalAlloc + Sync),
-        placement: Option<Placement>,
+        placement: Option<Tier>,
         time: Duration,
     ) -> f64 {
         if self.kind == Kind::Handed {
             return self.handed(alloc, placement, time);
         }
         let body = |seed: u64| {
-            let _scope = placement.map(scope);
+            let _scope = placement.map(Scope::enter);
             match self.kind {
                 Kind::Churn { live } => self.churn(alloc, placement, live, seed, time),
                 _ => self.pairs(alloc, placement, time),
@@ -132,7 +132,7 @@ impl Work {
         })
     }
 
-    fn pairs(self, alloc: &impl GlobalAlloc, placement: Option<Placement>, time: Duration) -> f64 {
+    fn pairs(self, alloc: &impl GlobalAlloc, placement: Option<Tier>, time: Duration) -> f64 {
         let layout = black_box(layout(self.to));
         self.block(alloc, layout).check(placement);
         ns_each(time, || drop(self.block(alloc, layout)))
@@ -141,7 +141,7 @@ impl Work {
     fn churn(
         self,
         alloc: &impl GlobalAlloc,
-        placement: Option<Placement>,
+        placement: Option<Tier>,
         live: usize,
         seed: u64,
         time: Duration,
@@ -163,13 +163,13 @@ impl Work {
     fn handed(
         self,
         alloc: &(impl GlobalAlloc + Sync),
-        placement: Option<Placement>,
+        placement: Option<Tier>,
         time: Duration,
     ) -> f64 {
         let (send, receive) = mpsc::sync_channel::<Vec<Block<_>>>(MESSAGES);
         thread::scope(|all| {
             all.spawn(move || receive.into_iter().for_each(drop));
-            let _scope = placement.map(scope);
+            let _scope = placement.map(Scope::enter);
             let mut random = Random(1);
             let mut blocks = Vec::new();
             let ns = ns_each(time, || {
@@ -242,9 +242,9 @@ struct Block<'a, A: GlobalAlloc> {
 unsafe impl<A: GlobalAlloc + Sync> Send for Block<'_, A> {}
 
 impl<A: GlobalAlloc> Block<'_, A> {
-    fn check(&self, placement: Option<Placement>) {
+    fn check(&self, placement: Option<Tier>) {
         let Some(placement) = placement else { return };
-        assert_eq!(Far::contains(self.ptr), placement == Placement::Far, "{:?}", self.layout);
+        assert_eq!(Far::contains(self.ptr), placement == Tier::FAR, "{:?}", self.layout);
     }
 }
 

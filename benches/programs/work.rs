@@ -10,7 +10,7 @@ use crate::numbers::{fold, mix};
 use crate::progress::Progress;
 use crate::{Failure, Result, queries, texts};
 use allocator_api2::alloc::Global;
-use farheap::{Placement, scope};
+use farheap::{Scope, Tier};
 use rayon::prelude::*;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasherDefault, DefaultHasher, Hasher};
@@ -152,7 +152,7 @@ fn hash_map(run: &Run<'_>, size: usize) -> Result<u64> {
 }
 
 fn btree_map(run: &Run<'_>, size: usize) -> Result<u64> {
-    let _far = scope(Placement::Far);
+    let _far = Scope::enter(Tier::FAR);
     let mut map = BTreeMap::<u64, Value>::new();
     let entries = (size / NODE_BYTES) as u64;
     run.phase("build", || {
@@ -302,7 +302,7 @@ fn churn(run: &Run<'_>, size: usize) -> Result<u64> {
 /// Replaces random blocks by new ones of random sizes, and checks each when it dies.
 fn replace_blocks(live: usize, count: u64) -> u64 {
     const STEP: usize = 512;
-    let _far = scope(Placement::Far);
+    let _far = Scope::enter(Tier::FAR);
     let mut blocks: Vec<(u64, Vec<u64>)> = vec![(0, Vec::new()); live];
     let mut sum = 0;
     let mut check = |(stamp, words): &(u64, Vec<u64>)| {

@@ -1,8 +1,8 @@
 //! Bump allocator: everything allocated in one goes at once.
 //!
-//! A [`Bump`] takes chunks from a placement and hands out their bytes one after the other, from a *lane*
+//! A [`Bump`] takes chunks from a tier and hands out their bytes one after the other, from a *lane*
 //! of the calling thread's, so that threads do not wait for each other. Small blocks are never freed one by
-//! one; large ones are blocks of the placement, freed and resized as anywhere.
+//! one; large ones are blocks of the tier, freed and resized as anywhere.
 //!
 //! # Invariants
 //! 1. What the allocator knows about its memory is local: dropping it touches none of the memory.
@@ -13,7 +13,7 @@
 #![expect(unsafe_code, reason = "allocates")]
 
 use farheap::allocator_api2::alloc::{AllocError, Allocator, Layout};
-use farheap::{ByteCount, Far, Local, Placement, scope};
+use farheap::{ByteCount, Scope, Tier};
 use std::collections::HashMap;
 use std::fmt;
 use std::num::NonZero;
@@ -41,7 +41,7 @@ const LANES_MAX: usize = 16;
 /// It is an allocator, and so is a reference to it: `Vec<T, &Bump>`. Blocks are cheap (a lock that other
 /// threads seldom take, and an addition), and freed together, without a look at them: far memory of it that
 /// has left is not brought back. A freed block below 32 KiB is used again only if it was the last one of its
-/// thread; larger ones come from the placement's own allocator and go back to it when they are freed.
+/// thread; larger ones come from the tier's own allocator and go back to it when they are freed.
 ///
 /// Any thread may allocate and free at any time. The borrow checker ensures that no block is used after
 /// the allocator is gone; code that keeps raw pointers has to ensure it itself. Values are dropped by their
@@ -51,11 +51,11 @@ const LANES_MAX: usize = 16;
 ///
 /// # Examples
 /// ```
-/// use farheap::Placement;
+/// use farheap::Tier;
 /// use farheap::allocator_api2::{boxed::Box, vec::Vec};
 /// use farheap_collections::Bump;
 ///
-/// let query = Bump::new(Placement::Local); // `Far` or a tier where a heap runs.
+/// let query = Bump::new(Tier::LOCAL); // `Tier::FAR`, or another one, where a heap runs.
 /// let mut groups: Vec<Vec<u64, &Bump>, &Bump> = Vec::new_in(&query);
 /// for group in 0..100 {
 ///     let mut rows = Vec::new_in(&query);
@@ -69,7 +69,7 @@ const LANES_MAX: usize = 16;
 /// drop(query); // All of it goes.
 /// ```
 pub struct Bump {
-    placement: Placement,
+    tier: Tier,
     lanes: Box<[Mutex<Lane>]>,
     large: Mutex<HashMap<usize, LargeBlock>>,
 }
@@ -130,7 +130,7 @@ impl Lane {
     }
 
     fn add(&mut self, chunk: NonNull<u8>, layout: Layout) {
-        let _local = scope(Placement::Local);
+        let _local = Scope::enter(Tier::LOCAL);
         self.chunks.push((chunk, layout));
         self.start = chunk.addr().get();
         (self.at, self.end) = (chunk, self.start + layout.size());
@@ -164,22 +164,22 @@ fn is_large(layout: Layout) -> bool {
 }
 
 impl Bump {
-    /// Creates a bump allocator without memory: its blocks come from `placement`. Far allocations fail where no
+    /// Creates a bump allocator without memory: its blocks come from `tier`. Far allocations fail where no
     /// heap runs.
     #[must_use]
-    pub fn new(placement: Placement) -> Bump {
-        let _local = scope(Placement::Local);
+    pub fn new(tier: Tier) -> Bump {
+        let _local = Scope::enter(Tier::LOCAL);
         let lanes = (0..processors().min(LANES_MAX)).map(|_| Mutex::new(Lane::new()));
-        Bump { placement, lanes: lanes.collect(), large: Mutex::default() }
+        Bump { tier, lanes: lanes.collect(), large: Mutex::default() }
     }
 
     /// Where its blocks come from.
     #[must_use]
-    pub fn placement(&self) -> Placement {
-        self.placement
+    pub fn tier(&self) -> Tier {
+        self.tier
     }
 
-    /// Bytes that it has taken from the placement: what is allocated, and the rest of its chunks.
+    /// Bytes that it has taken from the tier: what is allocated, and the rest of its chunks.
     #[must_use]
     pub fn reserved(&self) -> ByteCount {
         let of_lane = |lane: &Mutex<Lane>| {
@@ -200,27 +200,18 @@ impl Bump {
             let Lane { chunks, .. } = std::mem::replace(&mut *lock(lane), Lane::new());
             for (chunk, layout) in chunks {
                 // SAFETY: allocated with this layout, and nobody uses its blocks any more.
-                unsafe { self.source().deallocate(chunk, layout) }
+                unsafe { self.tier.deallocate(chunk, layout) }
             }
         }
         let large = std::mem::take(&mut *lock(&self.large));
         for LargeBlock { ptr, layout } in large.into_values() {
             // SAFETY: as above.
-            unsafe { self.source().deallocate(ptr, layout) }
+            unsafe { self.tier.deallocate(ptr, layout) }
         }
     }
 
     fn lane(&self) -> &Mutex<Lane> {
         &self.lanes[thread_number() % self.lanes.len()]
-    }
-
-    /// The allocator of the placement.
-    fn source(&self) -> &dyn Allocator {
-        match &self.placement {
-            Placement::Local => &Local,
-            Placement::Far => &Far,
-            Placement::Tier(tier) => tier,
-        }
     }
 
     fn take_small(&self, layout: Layout) -> Result<NonNull<u8>, AllocError> {
@@ -234,14 +225,14 @@ impl Bump {
         };
         // Not under the lock: it may wait for jemalloc's locks. Another thread of the lane may have added a
         // chunk by now, the rest of which is lost then.
-        let memory = self.source().allocate(chunk)?.cast();
+        let memory = self.tier.allocate(chunk)?.cast();
         let mut lane = lock(lane);
         lane.add(memory, chunk);
         Ok(lane.take(layout).expect("a chunk has room for a small block"))
     }
 
     fn note(&self, ptr: NonNull<u8>, layout: Layout) {
-        let _local = scope(Placement::Local);
+        let _local = Scope::enter(Tier::LOCAL);
         let before = lock(&self.large).insert(ptr.addr().get(), LargeBlock { ptr, layout });
         assert!(before.is_none(), "a block was handed out that another one has");
     }
@@ -252,7 +243,7 @@ impl Bump {
         assert!(block.is_some(), "{ptr:p} is no block of this bump allocator, or was freed");
     }
 
-    /// Resizes a block where it is, or by the placement's allocator; `None`: it has to move.
+    /// Resizes a block where it is, or by the tier's allocator; `None`: it has to move.
     ///
     /// # Safety
     /// As for [`Allocator::grow`] and [`Allocator::shrink`], whichever it is; neither layout is empty, and the
@@ -267,12 +258,12 @@ impl Bump {
         if is_large(old) && is_large(new) {
             self.forget(ptr);
             let moved = match new.size() < old.size() {
-                // SAFETY: a block of the placement's allocator; as the caller promises.
-                true => unsafe { self.source().shrink(ptr, old, new) },
+                // SAFETY: a block of the tier's allocator; as the caller promises.
+                true => unsafe { self.tier.shrink(ptr, old, new) },
                 // SAFETY: as above.
-                false if zeroed => unsafe { self.source().grow_zeroed(ptr, old, new) },
+                false if zeroed => unsafe { self.tier.grow_zeroed(ptr, old, new) },
                 // SAFETY: as above.
-                false => unsafe { self.source().grow(ptr, old, new) },
+                false => unsafe { self.tier.grow(ptr, old, new) },
             };
             let moved = moved.map(NonNull::cast);
             match moved {
@@ -329,14 +320,14 @@ impl Bump {
 }
 
 // SAFETY: memory stays valid until it is freed, or the allocator is dropped, wherever that moves: it lies in blocks of
-// the placement's allocator. It has no clones.
+// the tier's allocator. It has no clones.
 unsafe impl Allocator for Bump {
     #[inline]
     fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
         let block = if layout.size() == 0 {
             NonNull::without_provenance(NonZero::new(layout.align()).expect("no alignment is zero"))
         } else if is_large(layout) {
-            let block = self.source().allocate(layout)?.cast();
+            let block = self.tier.allocate(layout)?.cast();
             self.note(block, layout);
             block
         } else {
@@ -348,7 +339,7 @@ unsafe impl Allocator for Bump {
     fn allocate_zeroed(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
         if is_large(layout) {
             // Mostly fresh memory, which is zero already.
-            let block = self.source().allocate_zeroed(layout)?.cast();
+            let block = self.tier.allocate_zeroed(layout)?.cast();
             self.note(block, layout);
             return Ok(NonNull::slice_from_raw_parts(block, layout.size()));
         }
@@ -366,7 +357,7 @@ unsafe impl Allocator for Bump {
         if is_large(layout) {
             self.forget(ptr);
             // SAFETY: as the caller promises.
-            return unsafe { self.source().deallocate(ptr, layout) };
+            return unsafe { self.tier.deallocate(ptr, layout) };
         }
         let mut lane = lock(self.lane());
         if lane.is_last(ptr, layout.size()) {
@@ -414,7 +405,7 @@ impl Drop for Bump {
 impl fmt::Debug for Bump {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Bump")
-            .field("placement", &self.placement)
+            .field("tier", &self.tier)
             .field("reserved", &self.reserved())
             .finish_non_exhaustive()
     }

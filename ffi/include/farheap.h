@@ -262,7 +262,7 @@ typedef enum farheap_placement {
     FARHEAP_FAR = 2,    /* the far heap; NULL while none runs. In a forked child that has its parent's far
                          * memory what is new is local, in another child NULL. A system call may fail
                          * with EFAULT on far memory: see farheap_serves_kernel_faults() */
-    FARHEAP_PLACEMENT_MAX = 0x7fffffff /* other numbers are tiers: farheap_heap_placement() */
+    FARHEAP_PLACEMENT_MAX = 0x7fffffff /* other numbers are added tiers: farheap_heap_placement() */
 } farheap_placement;
 
 /* All of these give NULL when there is no memory (errno is ENOMEM, or EINVAL for a bad argument;
@@ -298,7 +298,7 @@ bool far_contains(const void *ptr) FARHEAP_NOEXCEPT;
  * MADV_WILLNEED, and are the next to leave after MADV_COLD. `#define madvise far_madvise` after the includes makes a source use it. */
 int far_madvise(void *start, size_t len, int advice) FARHEAP_NOEXCEPT;
 
-/* Placement in a heap's tier, for ever: once the tier has ended, there is none. */
+/* Placement in a heap's tier: FARHEAP_FAR, or that of an added tier for ever: once that has ended, there is none. */
 farheap_status farheap_heap_placement(farheap_heap *heap, farheap_placement *out) FARHEAP_NOEXCEPT;
 
 /* Memory that goes at once: everything allocated in a bump allocator is freed with it, without a look at it. Any

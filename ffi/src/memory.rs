@@ -8,7 +8,7 @@ use crate::error::{
 use crate::handle;
 use crate::heap::bytes;
 use crate::scope::{FARHEAP_FAR, FARHEAP_POLICY, farheap_placement, wanted};
-use farheap::{Error, Far, Heap, Placement, malloc};
+use farheap::{Error, Far, Heap, Tier, malloc};
 use std::ffi::{c_int, c_void};
 use std::ptr::{self, NonNull};
 
@@ -16,22 +16,24 @@ use std::ptr::{self, NonNull};
 const ALIGN: usize = 16;
 /// Returns a block, or NULL with the reason.
 #[inline]
-fn give(block: Option<NonNull<u8>>, size: usize, placement: Option<Placement>) -> *mut c_void {
+fn give(block: Option<NonNull<u8>>, size: usize, tier: Option<Tier>) -> *mut c_void {
     match block {
         Some(block) => block.as_ptr().cast(),
-        None => refuse(size, placement),
+        None => refuse(size, tier),
     }
 }
 
 #[cold]
-fn refuse(size: usize, placement: Option<Placement>) -> *mut c_void {
-    let (status, message) = if let Some(Placement::Tier(tier)) = placement
-        && Heap::tiers().iter().all(|heap| heap.tier() != tier)
-    {
-        (FARHEAP_E_NOT_RUNNING, "the tier of this placement is not running".to_owned())
-    } else if placement == Some(Placement::Far) && !malloc::serves_far() {
+fn refuse(size: usize, tier: Option<Tier>) -> *mut c_void {
+    let runs = |tier| Heap::tiers().iter().any(|heap| heap.tier() == tier);
+    let (status, message) = if tier == Some(Tier::FAR) && !malloc::serves_far() {
         let forked = if handle::is_forked_child() { " (this is a forked child)" } else { "" };
         (FARHEAP_E_NOT_RUNNING, format!("no far heap is running{forked}"))
+    } else if let Some(tier) = tier
+        && tier != Tier::LOCAL
+        && !runs(tier)
+    {
+        (FARHEAP_E_NOT_RUNNING, "the tier of this placement is not running".to_owned())
     } else {
         let message = format!(
             "no memory for {size} bytes: more than limit and device hold together, or an \

@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "exports functions")]
 
 use crate::error::{Failure, Result, call, farheap_status, value};
-use farheap::{Placement, Scope, Tier, scope};
+use farheap::{Scope, Tier};
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -13,19 +13,15 @@ pub type farheap_placement = u32;
 pub const FARHEAP_POLICY: farheap_placement = 0;
 pub const FARHEAP_LOCAL: farheap_placement = 1;
 pub const FARHEAP_FAR: farheap_placement = 2;
+const _: () = assert!(Tier::LOCAL.to_bits() == FARHEAP_LOCAL && Tier::FAR.to_bits() == FARHEAP_FAR);
 
-/// Placement that a number asks for; `None`: the policy decides. What is no other placement may be a tier's
-/// ([`Tier::to_bits`]).
-pub(crate) fn wanted(placement: farheap_placement) -> Result<Option<Placement>> {
-    match placement {
-        FARHEAP_POLICY => Ok(None),
-        FARHEAP_LOCAL => Ok(Some(Placement::Local)),
-        FARHEAP_FAR => Ok(Some(Placement::Far)),
-        number => match Tier::from_bits(number) {
-            Some(tier) => Ok(Some(Placement::Tier(tier))),
-            None => Err(Failure::argument(format!("{number} is no placement"))),
-        },
+/// Tier that a number asks for; `None`: the policy decides.
+pub(crate) fn wanted(placement: farheap_placement) -> Result<Option<Tier>> {
+    let tier = Tier::from_bits(placement);
+    if tier.is_none() && placement != FARHEAP_POLICY {
+        return Err(Failure::argument(format!("{placement} is no placement")));
     }
+    Ok(tier)
 }
 
 /// Maximum number of scopes inside of each other: more are a push without its pop.
@@ -63,7 +59,7 @@ pub extern "C" fn farheap_scope_push(placement: farheap_placement) -> farheap_st
             }
             // No two scopes of the process have a number in common: it tells the thread, too.
             static BEGUN: AtomicU64 = AtomicU64::new(0);
-            scopes.push((BEGUN.fetch_add(1, Relaxed) + 1, scope(wanted)));
+            scopes.push((BEGUN.fetch_add(1, Relaxed) + 1, Scope::enter(wanted)));
             Ok(())
         })
     })

@@ -43,7 +43,7 @@ pub(crate) fn allocate_for(code: usize, size: usize, align: usize, zeroed: bool)
     if !block.is_null() {
         return block;
     }
-    let local = Some(farheap::Placement::Local);
+    let local = Some(farheap::Tier::LOCAL);
     let block = malloc::allocate(size.max(ALIGN), align.max(ALIGN), local, zeroed);
     block.map_or(ptr::null_mut(), |block| block.as_ptr().cast())
 }

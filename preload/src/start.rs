@@ -83,7 +83,7 @@ static OWN: Own = Own;
 // SAFETY: blocks come from farheap, which hands out disjoint ones that fit the layout.
 unsafe impl GlobalAlloc for Own {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let local = Some(farheap::Placement::Local);
+        let local = Some(farheap::Tier::LOCAL);
         let block = farheap::malloc::allocate(layout.size(), layout.align(), local, false);
         block.map_or(ptr::null_mut(), NonNull::as_ptr)
     }

@@ -3,7 +3,7 @@
 use crate::column_chunk::Segment;
 use crate::migrator::{Migration, Migrator, Movable};
 use crate::plan::{Candidate, plan};
-use farheap::{ByteCount, Placement};
+use farheap::{ByteCount, Tier};
 use std::fmt;
 use std::sync::atomic::AtomicBool;
 
@@ -19,7 +19,7 @@ use std::sync::atomic::AtomicBool;
 /// # Examples
 /// ```
 /// use farheap_segments::{AutoPlacement, Segment};
-/// use farheap::{ByteCount, Heap, Placement};
+/// use farheap::{ByteCount, Heap, Tier};
 ///
 /// let heap = match Heap::builder().parse("far_limit:8MiB,capacity:64MiB")?.start() {
 ///     Ok(heap) => heap,
@@ -28,17 +28,17 @@ use std::sync::atomic::AtomicBool;
 ///         return Ok(());
 ///     }
 /// };
-/// let far = |salt| Segment::collect(Placement::Far, (0..100_000_u32).map(move |row| row ^ salt));
+/// let far = |salt| Segment::collect(Tier::FAR, (0..100_000_u32).map(move |row| row ^ salt));
 /// let (prices, comments) = (far(1)?, far(2)?);
 /// let mut placement = AutoPlacement::new(ByteCount::kib(512));
-/// placement.add(&prices, Placement::Far).add(&comments, Placement::Far);
+/// placement.add(&prices, Tier::FAR).add(&comments, Tier::FAR);
 ///
 /// for row in 0..10_000 {
 ///     assert_eq!(prices.read()[row], row as u32 ^ 1);
 /// }
 /// let moved = placement.rebalance();
 /// assert_eq!((moved.moved(), moved.error()), (1, None));
-/// assert_eq!((prices.placement(), comments.placement()), (Placement::Local, Placement::Far));
+/// assert_eq!((prices.tier(), comments.tier()), (Tier::LOCAL, Tier::FAR));
 /// # drop(placement);
 /// drop((prices, comments));
 /// heap.shutdown()?;
@@ -55,7 +55,7 @@ pub struct AutoPlacement<'a> {
 struct Group<'a> {
     segments: Vec<&'a dyn Movable>,
     /// Where they lie when they are not local.
-    far: Placement,
+    far: Tier,
     bytes: ByteCount,
     /// Counted reads, and these times the bytes of the segment that was read; halved with each plan.
     samples: f64,
@@ -73,7 +73,7 @@ impl<'a> AutoPlacement<'a> {
     pub fn add<T: Copy + Send + Sync + 'a>(
         &mut self,
         segment: &'a Segment<T>,
-        far: Placement,
+        far: Tier,
     ) -> &mut AutoPlacement<'a> {
         self.add_together(std::iter::once(segment), far)
     }
@@ -82,7 +82,7 @@ impl<'a> AutoPlacement<'a> {
     pub fn add_together<T: Copy + Send + Sync + 'a>(
         &mut self,
         segments: impl IntoIterator<Item = &'a Segment<T>>,
-        far: Placement,
+        far: Tier,
     ) -> &mut AutoPlacement<'a> {
         let segments: Vec<_> =
             segments.into_iter().map(|segment| segment as &dyn Movable).collect();
@@ -107,7 +107,7 @@ impl<'a> AutoPlacement<'a> {
     #[must_use]
     pub fn local_bytes(&self) -> ByteCount {
         let segments = self.groups.iter().flat_map(|group| &group.segments);
-        let local = segments.filter(|segment| segment.placement() == Placement::Local);
+        let local = segments.filter(|segment| segment.tier() == Tier::LOCAL);
         ByteCount(local.map(|segment| segment.bytes().0).sum())
     }
 
@@ -126,10 +126,10 @@ impl<'a> AutoPlacement<'a> {
         for to_local in [false, true] {
             let planned = self.groups.iter().zip(&is_local);
             for (group, _) in planned.filter(|(_, is_local)| **is_local == to_local) {
-                let to = if to_local { Placement::Local } else { group.far };
+                let to = if to_local { Tier::LOCAL } else { group.far };
                 for segment in &group.segments {
                     // A tier that the program has chosen itself is left at that.
-                    if (segment.placement() == Placement::Local) != to_local {
+                    if (segment.tier() == Tier::LOCAL) != to_local {
                         migrator.add_any(*segment, to);
                     }
                 }
@@ -150,12 +150,12 @@ impl Group<'_> {
             self.samples += visits;
             self.read_bytes += visits * segment.bytes().0 as f64;
         }
-        let mut placements = self.segments.iter().map(|segment| segment.placement());
+        let mut placements = self.segments.iter().map(|segment| segment.tier());
         Candidate {
             bytes: self.bytes,
             heat: self.read_bytes / (self.bytes.0.max(1) as f64),
             samples: self.samples,
-            is_local: placements.all(|placement| placement == Placement::Local),
+            is_local: placements.all(|placement| placement == Tier::LOCAL),
         }
     }
 }

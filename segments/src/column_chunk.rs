@@ -6,7 +6,7 @@ use crate::sys;
 use crate::values::Values;
 use crate::visits::Visits;
 use arc_swap::{ArcSwap, Guard};
-use farheap::{ByteCount, Heap, Placement, scope};
+use farheap::{ByteCount, Heap, Scope, Tier};
 use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,7 +14,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// One copy of a segment's values.
 pub(super) struct Chunk<T> {
     values: Values<T>,
-    placement: Placement,
 }
 
 /// An immutable array that can move to another tier while others read it; see the [crate's page](crate).
@@ -24,7 +23,7 @@ pub(super) struct Chunk<T> {
 /// # Examples
 /// ```
 /// use farheap_segments::Segment;
-/// use farheap::{Heap, Placement};
+/// use farheap::{Heap, Tier};
 ///
 /// let heap = match Heap::builder().parse("far_limit:8MiB,capacity:64MiB")?.start() {
 ///     Ok(heap) => heap,
@@ -33,11 +32,11 @@ pub(super) struct Chunk<T> {
 ///         return Ok(());
 ///     }
 /// };
-/// let prices = Segment::collect(Placement::Local, (0..65_536).map(|row| row * 3))?;
+/// let prices = Segment::collect(Tier::LOCAL, (0..65_536).map(|row| row * 3))?;
 /// let before = prices.read();
-/// prices.migrate(Placement::Far)?;
+/// prices.migrate(Tier::FAR)?;
 /// assert_eq!((before[7], prices.read()[7]), (21, 21));
-/// assert_eq!(prices.placement(), Placement::Far);
+/// assert_eq!(prices.tier(), Tier::FAR);
 /// drop((before, prices));
 /// heap.shutdown()?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -67,30 +66,30 @@ impl<T: Copy> Segment<T> {
     /// # Panics
     /// When the iterator yields more or fewer values than it said.
     pub fn collect(
-        placement: Placement,
+        tier: Tier,
         values: impl IntoIterator<Item = T, IntoIter: ExactSizeIterator>,
     ) -> Result<Segment<T>, SegmentError> {
         let values = values.into_iter();
         let len = values.len();
-        let mut copy = Values::with_capacity(placement, len)?;
+        let mut copy = Values::with_capacity(tier, len)?;
         values.for_each(|value| copy.push(value));
         assert_eq!(copy.len(), len, "the iterator said how many values it yields");
-        Ok(Segment::of(copy, placement))
+        Ok(Segment::of(copy))
     }
 
     /// A segment of the same values as `values`.
     ///
     /// # Errors
     /// [`SegmentError::NoMemory`].
-    pub fn copy_of(placement: Placement, values: &[T]) -> Result<Segment<T>, SegmentError> {
-        let mut copy = Values::with_capacity(placement, values.len())?;
+    pub fn copy_of(tier: Tier, values: &[T]) -> Result<Segment<T>, SegmentError> {
+        let mut copy = Values::with_capacity(tier, values.len())?;
         copy.extend(values);
-        Ok(Segment::of(copy, placement))
+        Ok(Segment::of(copy))
     }
 
-    fn of(values: Values<T>, placement: Placement) -> Segment<T> {
-        let _local = scope(Placement::Local); // Whatever scope the caller is in: this counts readers.
-        let current = ArcSwap::from_pointee(Chunk { values, placement });
+    fn of(values: Values<T>) -> Segment<T> {
+        let _local = Scope::enter(Tier::LOCAL); // Whatever scope the caller is in: this counts readers.
+        let current = ArcSwap::from_pointee(Chunk { values });
         Segment { current, migrating: Mutex::new(()), visits: Visits::default() }
     }
 
@@ -101,9 +100,9 @@ impl<T: Copy> Segment<T> {
         Reading(self.current.load())
     }
 
-    /// Where the values lie at present.
-    pub fn placement(&self) -> Placement {
-        self.current.load().placement
+    /// The tier where the values lie at present.
+    pub fn tier(&self) -> Tier {
+        self.current.load().values.tier()
     }
 
     /// Number of values.
@@ -127,7 +126,7 @@ impl<T: Copy> Segment<T> {
     ///
     /// # Errors
     /// [`SegmentError::NoMemory`]: the segment stays where it was.
-    pub fn migrate(&self, to: Placement) -> Result<(), SegmentError> {
+    pub fn migrate(&self, to: Tier) -> Result<(), SegmentError> {
         self.move_to(to, Rest::InMemory, &mut |_| true).map(|old| old.map_or((), Chunk::leave))
     }
 
@@ -146,7 +145,7 @@ impl<T: Copy> Segment<T> {
     /// says so. Returns the old copy, unless the values lay there already.
     pub(super) fn move_to(
         &self,
-        to: Placement,
+        to: Tier,
         rest: Rest,
         may_go_on: &mut dyn FnMut(usize) -> bool,
     ) -> Result<Option<Arc<Chunk<T>>>, SegmentError> {
@@ -155,11 +154,11 @@ impl<T: Copy> Segment<T> {
         // A thread that panicked here has changed nothing: the switch is the last step.
         let _turn = self.migrating.lock().unwrap_or_else(PoisonError::into_inner);
         let from = self.current.load_full();
-        if from.placement == to {
+        if from.values.tier() == to {
             return Ok(None);
         }
         let mut copy: Values<T> = Values::with_capacity(to, from.values.len())?;
-        if to == Placement::Local {
+        if to == Tier::LOCAL {
             sys::fill_soon(copy.as_ptr().cast(), self.bytes().as_usize());
         }
         let mut read_ahead = ReadAhead::of(&from.values);
@@ -185,8 +184,8 @@ impl<T: Copy> Segment<T> {
             }
         }
         drop(from);
-        let _local = scope(Placement::Local);
-        Ok(Some(self.current.swap(Arc::new(Chunk { values: copy, placement: to }))))
+        let _local = Scope::enter(Tier::LOCAL);
+        Ok(Some(self.current.swap(Arc::new(Chunk { values: copy }))))
     }
 }
 
@@ -195,7 +194,7 @@ impl<T: Copy + fmt::Debug> fmt::Debug for Segment<T> {
         // Not the values: they may be far, and many.
         f.debug_struct("Segment")
             .field("len", &self.len())
-            .field("placement", &self.placement())
+            .field("tier", &self.tier())
             .finish_non_exhaustive()
     }
 }

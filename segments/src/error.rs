@@ -1,6 +1,6 @@
 //! Why a segment stays where it is.
 
-use farheap::{ByteCount, Placement};
+use farheap::{ByteCount, Tier};
 use std::io;
 
 /// Why a segment was not made, or stays where it is.
@@ -16,7 +16,7 @@ pub enum SegmentError {
         /// Bytes of the segment.
         bytes: ByteCount,
         /// Where it was to go.
-        to: Placement,
+        to: Tier,
     },
     /// The migration was cancelled before the segment was copied.
     #[error("the migration was cancelled; the segment stays where it was: migrate it again")]

@@ -3,7 +3,7 @@
 use crate::column_chunk::{Chunk, Segment};
 use crate::error::SegmentError;
 use crate::stream::{ReadAhead, Rest};
-use farheap::{ByteCount, Placement};
+use farheap::{ByteCount, Tier};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,7 +21,7 @@ pub(super) type Release<'a> = Box<dyn FnOnce(&mut dyn FnMut() -> bool) -> bool +
 pub(super) trait Movable: Sync {
     fn bytes(&self) -> ByteCount;
 
-    fn placement(&self) -> Placement;
+    fn tier(&self) -> Tier;
 
     /// As `Segment::take_visits`.
     fn take_visits(&self) -> u32;
@@ -29,7 +29,7 @@ pub(super) trait Movable: Sync {
     /// As `Segment::move_to`.
     fn move_while(
         &self,
-        to: Placement,
+        to: Tier,
         rest: Rest,
         may_go_on: &mut dyn FnMut(usize) -> bool,
     ) -> Result<Option<Release<'_>>, SegmentError>;
@@ -42,8 +42,8 @@ impl<T: Copy + Send + Sync> Movable for Segment<T> {
         Segment::bytes(self)
     }
 
-    fn placement(&self) -> Placement {
-        Segment::placement(self)
+    fn tier(&self) -> Tier {
+        Segment::tier(self)
     }
 
     fn take_visits(&self) -> u32 {
@@ -52,7 +52,7 @@ impl<T: Copy + Send + Sync> Movable for Segment<T> {
 
     fn move_while(
         &self,
-        to: Placement,
+        to: Tier,
         rest: Rest,
         may_go_on: &mut dyn FnMut(usize) -> bool,
     ) -> Result<Option<Release<'_>>, SegmentError> {
@@ -82,7 +82,7 @@ impl<T: Copy + Send + Sync> Movable for Segment<T> {
 /// # Examples
 /// ```
 /// use farheap_segments::{Migrator, Segment};
-/// use farheap::{ByteCount, Heap, Placement};
+/// use farheap::{ByteCount, Heap, Tier};
 ///
 /// let heap = match Heap::builder().parse("far_limit:8MiB,capacity:64MiB")?.start() {
 ///     Ok(heap) => heap,
@@ -91,11 +91,11 @@ impl<T: Copy + Send + Sync> Movable for Segment<T> {
 ///         return Ok(());
 ///     }
 /// };
-/// let keys = Segment::collect(Placement::Local, 0..100_000_u32)?;
-/// let prices = Segment::collect(Placement::Local, (0..100_000).map(|row| row as f32))?;
+/// let keys = Segment::collect(Tier::LOCAL, 0..100_000_u32)?;
+/// let prices = Segment::collect(Tier::LOCAL, (0..100_000).map(|row| row as f32))?;
 ///
 /// let mut migrator = Migrator::new();
-/// migrator.add(&keys, Placement::Far).add(&prices, Placement::Far).rate(ByteCount::mib(512));
+/// migrator.add(&keys, Tier::FAR).add(&prices, Tier::FAR).rate(ByteCount::mib(512));
 /// let migration = migrator.run(|progress| println!("{progress}"));
 /// assert_eq!((migration.moved(), migration.error()), (2, None));
 /// drop((keys, prices));
@@ -104,7 +104,7 @@ impl<T: Copy + Send + Sync> Movable for Segment<T> {
 /// ```
 #[derive(Default)]
 pub struct Migrator<'a> {
-    moves: Vec<(&'a dyn Movable, Placement)>,
+    moves: Vec<(&'a dyn Movable, Tier)>,
     rest: Rest,
     rate: Option<ByteCount>,
     cancel: Option<&'a AtomicBool>,
@@ -121,13 +121,13 @@ impl<'a> Migrator<'a> {
     pub fn add<T: Copy + Send + Sync>(
         &mut self,
         segment: &'a Segment<T>,
-        to: Placement,
+        to: Tier,
     ) -> &mut Migrator<'a> {
         self.add_any(segment, to);
         self
     }
 
-    pub(super) fn add_any(&mut self, segment: &'a dyn Movable, to: Placement) {
+    pub(super) fn add_any(&mut self, segment: &'a dyn Movable, to: Tier) {
         self.moves.push((segment, to));
     }
 

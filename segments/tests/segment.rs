@@ -6,7 +6,7 @@ mod common;
 use common::faulty::FaultyStore;
 use common::{Dice, StopOnDrop, eventually, heap, mem_store, seed, watchdog};
 use farheap::store::Op;
-use farheap::{ByteCount, Error, Far, Heap, Placement, Tier};
+use farheap::{ByteCount, Error, Far, Heap, Tier};
 use farheap_segments::{AutoPlacement, Migrator, Segment, SegmentError};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -39,7 +39,7 @@ fn value(salt: u64, at: u64) -> u64 {
     (salt << 40 | at).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1
 }
 
-fn segment(salt: u64, len: usize, placement: Placement) -> Segment<u64> {
+fn segment(salt: u64, len: usize, placement: Tier) -> Segment<u64> {
     Segment::collect(placement, (0..len).map(|at| value(salt, at as u64))).expect("memory")
 }
 
@@ -47,7 +47,7 @@ fn wrong(salt: u64, values: &[u64]) -> usize {
     values.iter().zip(0..).filter(|(seen, at)| **seen != value(salt, *at)).count()
 }
 
-fn add_all<'a>(migrator: &mut Migrator<'a>, segments: &'a [Segment<u64>], to: Placement) {
+fn add_all<'a>(migrator: &mut Migrator<'a>, segments: &'a [Segment<u64>], to: Tier) {
     for segment in segments {
         migrator.add(segment, to);
     }
@@ -57,15 +57,14 @@ fn add_all<'a>(migrator: &mut Migrator<'a>, segments: &'a [Segment<u64>], to: Pl
 fn values_are_right_in_each_tier_and_the_limit_holds() {
     let _watchdog = watchdog("segment", Duration::from_secs(120));
     let Some(alone) = alone("far_limit:8MiB,capacity:128MiB") else { return };
-    let segments: Vec<_> =
-        (0..12).map(|salt| segment(salt, 2 * MIB / 8, Placement::Local)).collect();
-    for to in [Placement::Far, Placement::Far, Placement::Local, Placement::Far] {
+    let segments: Vec<_> = (0..12).map(|salt| segment(salt, 2 * MIB / 8, Tier::LOCAL)).collect();
+    for to in [Tier::FAR, Tier::FAR, Tier::LOCAL, Tier::FAR] {
         segments.iter().for_each(|segment| segment.migrate(to).expect("memory"));
         for (segment, salt) in segments.iter().zip(0..) {
-            assert_eq!(segment.placement(), to);
+            assert_eq!(segment.tier(), to);
             assert_eq!(segment.bytes(), ByteCount(2 << 20));
             let values = segment.read();
-            assert_eq!(Far::contains(values.as_ptr()), to == Placement::Far);
+            assert_eq!(Far::contains(values.as_ptr()), to == Tier::FAR);
             assert_eq!((values.len(), wrong(salt, &values)), (2 * MIB / 8, 0));
         }
     }
@@ -86,15 +85,15 @@ fn segments_move_through_several_tiers() {
     };
     let small = tier("small", "far_limit:8MiB,capacity:64MiB");
     let large = tier("large", "far_limit:16MiB,capacity:64MiB");
-    let segments: Vec<_> = (0..12).map(|salt| segment(salt, 2 * MIB / 8, Placement::Far)).collect();
+    let segments: Vec<_> = (0..12).map(|salt| segment(salt, 2 * MIB / 8, Tier::FAR)).collect();
     for to in [&small, &large, &small] {
-        let placement = Placement::Tier(to.tier());
+        let placement = to.tier();
         let mut migrator = Migrator::new();
         add_all(&mut migrator, &segments, placement);
         assert_eq!(migrator.run(|_| {}).error(), None);
         for (segment, salt) in segments.iter().zip(0..) {
             let values = segment.read();
-            assert_eq!((segment.placement(), wrong(salt, &values)), (placement, 0));
+            assert_eq!((segment.tier(), wrong(salt, &values)), (placement, 0));
             assert_eq!(Tier::of(values.as_ptr()), Some(to.tier()));
         }
         assert!(to.stats().resident_bytes_max <= to.stats().limit_bytes, "{:?}", to.stats());
@@ -109,11 +108,11 @@ fn segments_move_through_several_tiers() {
 #[test]
 fn empty_segments_and_values_without_bytes_move_too() {
     let Some(alone) = alone("far_limit:8MiB,capacity:64MiB") else { return };
-    let empty = Segment::<u64>::copy_of(Placement::Local, &[]).expect("no memory is needed");
-    let units = Segment::copy_of(Placement::Local, &[(); 1_000]).expect("no memory is needed");
-    empty.migrate(Placement::Far).expect("nothing to copy");
-    units.migrate(Placement::Far).expect("nothing to copy");
-    assert!(empty.is_empty() && empty.placement() == Placement::Far);
+    let empty = Segment::<u64>::copy_of(Tier::LOCAL, &[]).expect("no memory is needed");
+    let units = Segment::copy_of(Tier::LOCAL, &[(); 1_000]).expect("no memory is needed");
+    empty.migrate(Tier::FAR).expect("nothing to copy");
+    units.migrate(Tier::FAR).expect("nothing to copy");
+    assert!(empty.is_empty() && empty.tier() == Tier::FAR);
     assert_eq!((units.len(), units.read().len(), units.bytes()), (1_000, 1_000, ByteCount::ZERO));
     drop((empty, units));
     alone.end();
@@ -127,7 +126,7 @@ fn readers_see_whole_segments_while_they_move_back_and_forth() {
     let seed = seed("segment");
     let Some(alone) = alone("far_limit:8MiB,capacity:128MiB") else { return };
     let segments: Vec<_> =
-        (0..SEGMENTS as u64).map(|salt| segment(salt, LEN, Placement::Local)).collect();
+        (0..SEGMENTS as u64).map(|salt| segment(salt, LEN, Tier::LOCAL)).collect();
     let (stop, read) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
         let others = StopOnDrop(&stop);
@@ -148,12 +147,12 @@ fn readers_see_whole_segments_while_they_move_back_and_forth() {
             let mut dice = Dice::new(seed + 7);
             while !stop.load(Ordering::Relaxed) {
                 let far = dice.below(2) == 0;
-                let to = if far { Placement::Far } else { Placement::Local };
+                let to = if far { Tier::FAR } else { Tier::LOCAL };
                 segments[dice.below(SEGMENTS as u64) as usize].migrate(to).expect("memory");
             }
         });
         for round in 0..12 {
-            let to = if round % 2 == 0 { Placement::Far } else { Placement::Local };
+            let to = if round % 2 == 0 { Tier::FAR } else { Tier::LOCAL };
             let mut migrator = Migrator::new();
             add_all(&mut migrator, &segments, to);
             let mut told = 0;
@@ -174,10 +173,10 @@ fn readers_see_whole_segments_while_they_move_back_and_forth() {
 #[test]
 fn a_copy_stays_as_long_as_it_is_read_and_no_longer() {
     let Some(alone) = alone("far_limit:8MiB,capacity:64MiB") else { return };
-    let moved = segment(3, MIB / 8, Placement::Far);
+    let moved = segment(3, MIB / 8, Tier::FAR);
     let (first, second) = (moved.read(), moved.read());
     let old = first.as_ptr();
-    moved.migrate(Placement::Local).expect("memory");
+    moved.migrate(Tier::LOCAL).expect("memory");
     assert_ne!(moved.read().as_ptr(), old);
     assert!(alone.heap.usage().allocated_bytes >= ByteCount::mib(1), "it is still read");
     drop(first);
@@ -192,21 +191,20 @@ fn a_copy_stays_as_long_as_it_is_read_and_no_longer() {
 fn a_migrator_waits_for_the_readers_of_what_it_has_moved() {
     let _watchdog = watchdog("segment", Duration::from_secs(120));
     let Some(alone) = alone("far_limit:8MiB,capacity:64MiB") else { return };
-    let segments = [1, 2].map(|salt| segment(salt, MIB / 8, Placement::Local));
+    let segments = [1, 2].map(|salt| segment(salt, MIB / 8, Tier::LOCAL));
     let [reading, begun] = [AtomicBool::new(true), AtomicBool::new(false)];
     std::thread::scope(|scope| {
         let values = segments[0].read();
         let migrator = scope.spawn(|| {
             let mut migrator = Migrator::new();
-            add_all(&mut migrator, &segments, Placement::Far);
+            add_all(&mut migrator, &segments, Tier::FAR);
             begun.store(true, Ordering::Release);
             migrator
                 .run(|_| assert!(!reading.load(Ordering::Acquire), "a reader was not waited for"))
         });
-        let is_moved =
-            || begun.load(Ordering::Acquire) && segments[0].placement() != Placement::Local;
+        let is_moved = || begun.load(Ordering::Acquire) && segments[0].tier() != Tier::LOCAL;
         assert!(eventually(is_moved), "the first segment does not move");
-        assert_eq!(segments[1].placement(), Placement::Local);
+        assert_eq!(segments[1].tier(), Tier::LOCAL);
         assert_eq!(wrong(1, &values), 0);
         reading.store(false, Ordering::Release);
         drop(values);
@@ -220,20 +218,19 @@ fn a_migrator_waits_for_the_readers_of_what_it_has_moved() {
 fn what_the_destination_has_no_room_for_stays_where_it_is() {
     let _watchdog = watchdog("segment", Duration::from_secs(120));
     let Some(alone) = alone("far_limit:8MiB,capacity:16MiB,span:1GiB") else { return };
-    let segments: Vec<_> =
-        (0..5).map(|salt| segment(salt, 8 * MIB / 8, Placement::Local)).collect();
+    let segments: Vec<_> = (0..5).map(|salt| segment(salt, 8 * MIB / 8, Tier::LOCAL)).collect();
     let mut migrator = Migrator::new();
-    add_all(&mut migrator, &segments, Placement::Far);
+    add_all(&mut migrator, &segments, Tier::FAR);
     let migration = migrator.run(|_| {});
     let (moved, bytes) = (migration.moved(), ByteCount(8 << 20));
     assert!((1..5).contains(&moved), "{migration:?}");
-    assert_eq!(migration.error(), Some(&SegmentError::NoMemory { bytes, to: Placement::Far }));
+    assert_eq!(migration.error(), Some(&SegmentError::NoMemory { bytes, to: Tier::FAR }));
     assert!(
         alone.heap.usage().allocated_bytes < ByteCount((moved as u64 + 1) * bytes.0),
         "the copy was freed"
     );
     for (segment, salt) in segments.iter().zip(0..) {
-        let is_far = segment.placement() == Placement::Far;
+        let is_far = segment.tier() == Tier::FAR;
         assert_eq!((is_far, wrong(salt, &segment.read())), (salt < moved as u64, 0));
     }
     drop(segments);
@@ -244,14 +241,14 @@ fn what_the_destination_has_no_room_for_stays_where_it_is() {
 fn a_cancelled_migration_leaves_the_segment_whole_where_it_was() {
     let _watchdog = watchdog("segment", Duration::from_secs(120));
     let Some(alone) = alone("far_limit:8MiB,capacity:64MiB") else { return };
-    let segments = [1, 2].map(|salt| segment(salt, 4 * MIB / 8, Placement::Local));
+    let segments = [1, 2].map(|salt| segment(salt, 4 * MIB / 8, Tier::LOCAL));
     let cancel = AtomicBool::new(false);
     let mut migrator = Migrator::new();
-    add_all(&mut migrator, &segments, Placement::Far);
+    add_all(&mut migrator, &segments, Tier::FAR);
     migrator.cancelled_by(&cancel);
     let migration = migrator.run(|_| cancel.store(true, Ordering::Relaxed));
     assert_eq!((migration.moved(), migration.error()), (1, Some(&SegmentError::Cancelled)));
-    assert_eq!(segments.each_ref().map(Segment::placement), [Placement::Far, Placement::Local]);
+    assert_eq!(segments.each_ref().map(Segment::tier), [Tier::FAR, Tier::LOCAL]);
     assert_eq!(segments.each_ref().map(Segment::bytes), [ByteCount(4 << 20); 2]);
     assert_eq!((wrong(1, &segments[0].read()), wrong(2, &segments[1].read())), (0, 0));
 
@@ -260,7 +257,7 @@ fn a_cancelled_migration_leaves_the_segment_whole_where_it_was() {
     let migration = std::thread::scope(|scope| {
         let run = scope.spawn(|| {
             let mut slow = Migrator::new();
-            slow.add(&segments[1], Placement::Far).rate(ByteCount::kib(1)).cancelled_by(&cancel);
+            slow.add(&segments[1], Tier::FAR).rate(ByteCount::kib(1)).cancelled_by(&cancel);
             slow.run(|_| {})
         });
         let is_under_way = eventually(|| alone.heap.usage().allocated_bytes >= ByteCount::mib(8));
@@ -269,7 +266,7 @@ fn a_cancelled_migration_leaves_the_segment_whole_where_it_was() {
         run.join().expect("no panic")
     });
     assert_eq!((migration.moved(), migration.error()), (0, Some(&SegmentError::Cancelled)));
-    assert_eq!((segments[1].placement(), wrong(2, &segments[1].read())), (Placement::Local, 0));
+    assert_eq!((segments[1].tier(), wrong(2, &segments[1].read())), (Tier::LOCAL, 0));
     assert_eq!(
         alone.heap.usage().allocated_bytes,
         ByteCount::mib(4),
@@ -282,9 +279,9 @@ fn a_cancelled_migration_leaves_the_segment_whole_where_it_was() {
 #[test]
 fn a_rate_is_kept() {
     let Some(alone) = alone("far_limit:8MiB,capacity:64MiB") else { return };
-    let segments = [1, 2].map(|salt| segment(salt, MIB / 8, Placement::Local));
+    let segments = [1, 2].map(|salt| segment(salt, MIB / 8, Tier::LOCAL));
     let mut migrator = Migrator::new();
-    add_all(&mut migrator, &segments, Placement::Far);
+    add_all(&mut migrator, &segments, Tier::FAR);
     let begun = Instant::now();
     let migration = migrator.rate(ByteCount::mib(10)).run(|_| {});
     assert!(
@@ -310,9 +307,9 @@ fn what_segments_leave_goes_back_to_the_kernel_at_once() {
     let Some(alone) = alone("far_limit:8MiB,capacity:128MiB") else { return };
     // Small enough for the allocator to keep what is freed, for seconds.
     let segments: Vec<_> =
-        (0..SEGMENTS).map(|salt| segment(salt, 4 * MIB / 8, Placement::Local)).collect();
+        (0..SEGMENTS).map(|salt| segment(salt, 4 * MIB / 8, Tier::LOCAL)).collect();
     let before = resident();
-    segments.iter().for_each(|segment| segment.migrate(Placement::Far).expect("memory"));
+    segments.iter().for_each(|segment| segment.migrate(Tier::FAR).expect("memory"));
     // Half of the 48 MiB allow for the limit, and for what runs beside this.
     let after = resident();
     assert!(after + (24 << 20) < before, "{before} before, {after} after");
@@ -327,14 +324,13 @@ fn what_segments_leave_goes_back_to_the_kernel_at_once() {
 fn what_is_written_out_leaves_memory_that_it_would_fit_into() {
     let _watchdog = watchdog("segment", Duration::from_secs(120));
     let Some(alone) = alone("far_limit:64MiB,capacity:128MiB") else { return };
-    let segments: Vec<_> =
-        (0..4).map(|salt| segment(salt, 4 * MIB / 8, Placement::Local)).collect();
+    let segments: Vec<_> = (0..4).map(|salt| segment(salt, 4 * MIB / 8, Tier::LOCAL)).collect();
     let mut migrator = Migrator::new();
-    add_all(&mut migrator, &segments, Placement::Far);
+    add_all(&mut migrator, &segments, Tier::FAR);
     assert_eq!(migrator.run(|_| {}).error(), None);
     assert_eq!(alone.heap.stats().pages_out, 0, "it fits");
     let mut back = Migrator::new();
-    add_all(&mut back, &segments, Placement::Local);
+    add_all(&mut back, &segments, Tier::LOCAL);
     assert_eq!(back.run(|_| {}).error(), None);
 
     let migration = migrator.write_out().run(|_| {});
@@ -357,13 +353,12 @@ fn what_is_written_out_leaves_pages_in_use_where_they_are() {
     const HOT: usize = 16 * MIB / 8;
     let _watchdog = watchdog("segment", Duration::from_secs(120));
     let Some(alone) = alone("far_limit:32MiB,capacity:128MiB") else { return };
-    let hot = segment(99, HOT, Placement::Far);
-    let segments: Vec<_> =
-        (0..8).map(|salt| segment(salt, 8 * MIB / 8, Placement::Local)).collect();
+    let hot = segment(99, HOT, Tier::FAR);
+    let segments: Vec<_> = (0..8).map(|salt| segment(salt, 8 * MIB / 8, Tier::LOCAL)).collect();
     assert_eq!(wrong(99, &hot.read()), 0);
     let before = alone.heap.stats();
     let mut out = Migrator::new();
-    add_all(&mut out, &segments, Placement::Far);
+    add_all(&mut out, &segments, Tier::FAR);
     assert_eq!(out.write_out().run(|_| {}).error(), None);
     assert_eq!(wrong(99, &hot.read()), 0);
     let stats = alone.heap.stats();
@@ -391,8 +386,8 @@ fn what_is_written_out_is_right_while_it_is_read_on_its_way() {
     faults.delay(Duration::from_millis(2));
     let options = Heap::builder().parse("far_limit:24MiB").expect("options");
     let slow = alone.heap.add_tier("slow", options.store(Arc::new(store))).expect("a tier");
-    let tiers = [Placement::Local, Placement::Far, Placement::Tier(slow.tier())];
-    let segments: Vec<_> = (0..SEGMENTS).map(|salt| segment(salt, LEN, Placement::Local)).collect();
+    let tiers = [Tier::LOCAL, Tier::FAR, slow.tier()];
+    let segments: Vec<_> = (0..SEGMENTS).map(|salt| segment(salt, LEN, Tier::LOCAL)).collect();
     let (stop, moved) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
         let others = StopOnDrop(&stop);
@@ -464,15 +459,14 @@ fn what_is_written_out_is_right_while_it_is_read_on_its_way() {
 fn what_comes_back_is_read_ahead_of_the_copying_under_a_small_limit_too() {
     let _watchdog = watchdog("segment", Duration::from_secs(120));
     let Some(alone) = alone("far_limit:16MiB,capacity:64MiB") else { return };
-    let segments: Vec<_> =
-        (0..3).map(|salt| segment(salt, 8 * MIB / 8, Placement::Local)).collect();
+    let segments: Vec<_> = (0..3).map(|salt| segment(salt, 8 * MIB / 8, Tier::LOCAL)).collect();
     let mut out = Migrator::new();
-    add_all(&mut out, &segments, Placement::Far);
+    add_all(&mut out, &segments, Tier::FAR);
     assert_eq!(out.write_out().run(|_| {}).error(), None);
     alone.heap.region().evict_all().expect("the device works");
     let asked = alone.heap.stats().pages_prefetched;
     let mut back = Migrator::new();
-    add_all(&mut back, &segments, Placement::Local);
+    add_all(&mut back, &segments, Tier::LOCAL);
     assert_eq!(back.run(|_| {}).error(), None);
     let stats = alone.heap.stats();
     // Of 1,536; those on which the copying waits are faults.
@@ -501,21 +495,20 @@ fn segments_are_whole_while_the_device_refuses_what_is_written_out() {
         }
         Err(error) => panic!("{error}"),
     };
-    let segments: Vec<_> =
-        (0..2).map(|salt| segment(salt, 4 * MIB / 8, Placement::Local)).collect();
+    let segments: Vec<_> = (0..2).map(|salt| segment(salt, 4 * MIB / 8, Tier::LOCAL)).collect();
     for failing in [1, 1, 2, 3, 1_000] {
         faults.fail_next(Op::Write, failing, 5);
         let mut migrator = Migrator::new();
-        add_all(&mut migrator, &segments, Placement::Far);
+        add_all(&mut migrator, &segments, Tier::FAR);
         assert_eq!(migrator.write_out().run(|_| {}).error(), None, "memory holds it");
         let is_refused = eventually(|| faults.injected() > 0);
         assert!(is_refused, "what was handed on is not written: {}", heap.stats());
         for (segment, salt) in segments.iter().zip(0..) {
-            assert_eq!((segment.placement(), wrong(salt, &segment.read())), (Placement::Far, 0));
+            assert_eq!((segment.tier(), wrong(salt, &segment.read())), (Tier::FAR, 0));
         }
         faults.heal();
         let mut back = Migrator::new();
-        add_all(&mut back, &segments, Placement::Local);
+        add_all(&mut back, &segments, Tier::LOCAL);
         assert_eq!(back.run(|_| {}).error(), None, "{} failures", faults.injected());
         for (segment, salt) in segments.iter().zip(0..) {
             assert_eq!(wrong(salt, &segment.read()), 0);
@@ -530,13 +523,13 @@ fn segments_are_whole_while_the_device_refuses_what_is_written_out() {
 #[test]
 fn a_heap_does_not_end_under_a_segment() {
     let Some(alone) = alone("far_limit:8MiB,capacity:64MiB") else { return };
-    let kept = segment(9, MIB / 8, Placement::Far);
+    let kept = segment(9, MIB / 8, Tier::FAR);
     alone.heap.shutdown().expect_err("a segment is there");
-    kept.migrate(Placement::Local).expect("memory");
+    kept.migrate(Tier::LOCAL).expect("memory");
     alone.heap.shutdown().expect("nothing far is left");
-    let error = kept.migrate(Placement::Far).expect_err("there is no far memory");
-    assert_eq!(error, SegmentError::NoMemory { bytes: ByteCount::mib(1), to: Placement::Far });
-    assert_eq!((kept.placement(), wrong(9, &kept.read())), (Placement::Local, 0));
+    let error = kept.migrate(Tier::FAR).expect_err("there is no far memory");
+    assert_eq!(error, SegmentError::NoMemory { bytes: ByteCount::mib(1), to: Tier::FAR });
+    assert_eq!((kept.tier(), wrong(9, &kept.read())), (Tier::LOCAL, 0));
 }
 
 /// Reads a segment this often, right in each.
@@ -548,7 +541,7 @@ fn read_often(segments: &[Segment<u64>], which: usize, times: usize) {
 }
 
 fn local(segments: &[Segment<u64>]) -> Vec<usize> {
-    let is_local = |at: &usize| segments[*at].placement() == Placement::Local;
+    let is_local = |at: &usize| segments[*at].tier() == Tier::LOCAL;
     (0..segments.len()).filter(is_local).collect()
 }
 
@@ -556,10 +549,10 @@ fn local(segments: &[Segment<u64>]) -> Vec<usize> {
 fn what_is_read_most_comes_into_local_memory_within_the_budget_and_leaves_it_again() {
     let _watchdog = watchdog("segment", Duration::from_secs(120));
     let Some(alone) = alone("far_limit:8MiB,capacity:64MiB") else { return };
-    let segments: Vec<_> = (0..12).map(|salt| segment(salt, MIB / 8, Placement::Far)).collect();
+    let segments: Vec<_> = (0..12).map(|salt| segment(salt, MIB / 8, Tier::FAR)).collect();
     let mut placement = AutoPlacement::new(ByteCount(2 * MIB as u64 + 1));
     for segment in &segments {
-        placement.add(segment, Placement::Far);
+        placement.add(segment, Tier::FAR);
     }
     let plan = placement.rebalance();
     assert_eq!((plan.moved(), plan.error()), (0, None), "nothing was read");
@@ -593,8 +586,8 @@ fn segments_of_a_column_come_all_together_or_not_at_all() {
         "other",
         Heap::builder().parse("far_limit:8MiB,capacity:64MiB").expect("options"),
     );
-    let other = Placement::Tier(tier.as_ref().expect("a tier").tier());
-    let segments: Vec<_> = (0..9).map(|salt| segment(salt, MIB / 8, Placement::Far)).collect();
+    let other = tier.as_ref().expect("a tier").tier();
+    let segments: Vec<_> = (0..9).map(|salt| segment(salt, MIB / 8, Tier::FAR)).collect();
     let mut placement = AutoPlacement::new(ByteCount::mib(5));
     for column in segments.chunks(3) {
         placement.add_together(column, other);
@@ -605,10 +598,10 @@ fn segments_of_a_column_come_all_together_or_not_at_all() {
     }
     let plan = placement.rebalance();
     assert_eq!((plan.moved(), plan.error(), local(&segments)), (3, None, vec![6, 7, 8]));
-    assert_eq!(segments[3].placement(), Placement::Far, "the program's own choice of a far tier");
+    assert_eq!(segments[3].tier(), Tier::FAR, "the program's own choice of a far tier");
     read_often(&segments, 3, 320_000);
     assert_eq!((placement.rebalance().error(), local(&segments)), (None, vec![3, 4, 5]));
-    assert_eq!(segments[6].placement(), other);
+    assert_eq!(segments[6].tier(), other);
     for (segment, salt) in segments.iter().zip(0..) {
         assert_eq!(wrong(salt, &segment.read()), 0);
     }
@@ -622,14 +615,13 @@ fn a_plan_that_finds_no_room_or_is_cancelled_keeps_segments_and_budget() {
     let _watchdog = watchdog("segment", Duration::from_secs(120));
     let Some(alone) = alone("far_limit:8MiB,capacity:16MiB,span:1GiB") else { return };
     let far =
-        |salt| Segment::collect(Placement::Far, (0..MIB / 8).map(move |at| value(salt, at as u64)));
+        |salt| Segment::collect(Tier::FAR, (0..MIB / 8).map(move |at| value(salt, at as u64)));
     let kept: Vec<_> = (10..).map_while(|salt| far(salt).ok()).collect();
-    let segments: Vec<_> =
-        (0..3).map(|salt| segment(salt, 8 * MIB / 8, Placement::Local)).collect();
+    let segments: Vec<_> = (0..3).map(|salt| segment(salt, 8 * MIB / 8, Tier::LOCAL)).collect();
     let cancel = AtomicBool::new(true);
     let mut placement = AutoPlacement::new(ByteCount::mib(8));
     for segment in &segments {
-        placement.add(segment, Placement::Far);
+        placement.add(segment, Tier::FAR);
     }
     placement.cancelled_by(&cancel);
     read_often(&segments, 1, 3_200);
@@ -637,7 +629,7 @@ fn a_plan_that_finds_no_room_or_is_cancelled_keeps_segments_and_budget() {
     assert_eq!((plan.moved(), plan.error()), (0, Some(&SegmentError::Cancelled)));
     cancel.store(false, Ordering::Relaxed);
     let plan = placement.rebalance();
-    let error = SegmentError::NoMemory { bytes: ByteCount::mib(8), to: Placement::Far };
+    let error = SegmentError::NoMemory { bytes: ByteCount::mib(8), to: Tier::FAR };
     assert_eq!((plan.moved(), plan.error()), (0, Some(&error)));
     assert_eq!(local(&segments), [0, 1, 2]);
     drop(kept);

@@ -12,7 +12,7 @@
 use super::far_arenas::FarArenas;
 use super::global;
 use super::jemalloc::{self, Flags};
-use super::placement::{Fill, Placement};
+use super::placement::{Fill, Tier};
 use super::thread_cache::{self, magazine, magazine::SmallClass};
 use super::tiers::{self, Origin};
 use super::{check, tail};
@@ -48,15 +48,15 @@ unsafe fn layout_of(ptr: NonNull<u8>) -> Layout {
 
 /// Allocates `size` bytes aligned to `align`, a power of two; zeroed if asked for.
 ///
-/// `placement` says where; `None` leaves it to the thread's [`scope`](crate::scope()) and the
+/// `tier` says where; `None` leaves it to the thread's [`Scope`](crate::Scope) and the
 /// size threshold, as with [`FarHeap`](crate::FarHeap). A size of 0 is one of 1. Returns `None`
-/// when there is no such memory: for [`Placement::Far`] also while no far heap is running.
+/// when there is no such memory: for [`Tier::FAR`] also while no far heap is running.
 ///
 /// # Examples
 /// ```
-/// use farheap::{Placement, malloc};
+/// use farheap::{Tier, malloc};
 ///
-/// let block = malloc::allocate(100, 16, Some(Placement::Local), false).expect("memory");
+/// let block = malloc::allocate(100, 16, Some(Tier::LOCAL), false).expect("memory");
 /// // SAFETY: a block of this heap, freed once.
 /// unsafe { malloc::free(block) };
 /// ```
@@ -65,16 +65,16 @@ unsafe fn layout_of(ptr: NonNull<u8>) -> Layout {
 pub fn allocate(
     size: usize,
     align: usize,
-    placement: Option<Placement>,
+    tier: Option<Tier>,
     zeroed: bool,
 ) -> Option<NonNull<u8>> {
-    if placement == Some(Placement::Far)
+    if tier == Some(Tier::FAR)
         && !zeroed
         && let Some(block) = allocate_at_hand(size, align)
     {
         return Some(block);
     }
-    allocate_any(size, align, placement, zeroed)
+    allocate_any(size, align, tier, zeroed)
 }
 
 /// Allocates far memory if the size is small, the alignment at most 16, and the calling thread has
@@ -89,7 +89,7 @@ pub fn allocate_at_hand(size: usize, align: usize) -> Option<NonNull<u8>> {
 }
 
 /// As [`allocate_at_hand`], for all sizes, if blocks of this one are far by themselves
-/// ([`Heap::threshold`](crate::Heap::threshold)), whatever [`scope`](crate::scope()) the thread has.
+/// ([`Heap::threshold`](crate::Heap::threshold)), whatever [`Scope`](crate::Scope) the thread has.
 #[inline(always)]
 #[must_use]
 pub fn allocate_at_hand_by_size(size: usize, align: usize) -> Option<NonNull<u8>> {
@@ -111,14 +111,14 @@ pub fn allocate_at_hand_by_size(size: usize, align: usize) -> Option<NonNull<u8>
 fn allocate_any(
     size: usize,
     align: usize,
-    placement: Option<Placement>,
+    tier: Option<Tier>,
     zeroed: bool,
 ) -> Option<NonNull<u8>> {
     let layout = fitting(size, align)?;
     let fill = if zeroed { Fill::Zero } else { Fill::Any };
-    let ptr = match placement {
+    let ptr = match tier {
         // SAFETY: the size is not zero.
-        Some(placement) => unsafe { global::allocate_at(placement, layout, fill) },
+        Some(tier) => unsafe { global::allocate_at(tier, layout, fill) },
         // SAFETY: the size is not zero.
         None => unsafe { global::allocate(global::arenas_for(layout.size()), layout, fill) },
     };
@@ -363,7 +363,7 @@ mod tests {
             for align in [1, 16, 64, 4096, 8192, 64 << 10] {
                 let layout = fitting(size, align).expect("a possible size");
                 assert!(layout.size() >= size);
-                let block = allocate(size, align, Some(Placement::Local), false).expect("memory");
+                let block = allocate(size, align, Some(Tier::LOCAL), false).expect("memory");
                 assert_eq!(block.as_ptr().addr() % align, 0);
                 // SAFETY: allocated above.
                 let usable = unsafe { usable_size(block) };
@@ -381,16 +381,16 @@ mod tests {
     #[test]
     fn impossible_sizes_and_alignments_are_refused() {
         for size in [usize::MAX, isize::MAX as usize, isize::MAX as usize - 4096] {
-            assert_eq!(allocate(size, 16, Some(Placement::Local), false), None);
+            assert_eq!(allocate(size, 16, Some(Tier::LOCAL), false), None);
         }
         for align in [0, 3, 48] {
-            assert_eq!(allocate(64, align, Some(Placement::Local), false), None);
+            assert_eq!(allocate(64, align, Some(Tier::LOCAL), false), None);
         }
     }
 
     #[test]
     fn a_resized_block_keeps_its_bytes() {
-        let block = allocate(100, 16, Some(Placement::Local), true).expect("memory");
+        let block = allocate(100, 16, Some(Tier::LOCAL), true).expect("memory");
         // SAFETY: the block has 100 bytes.
         unsafe { block.write_bytes(7, 100) };
         // SAFETY: allocated above.

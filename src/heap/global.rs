@@ -6,7 +6,7 @@
 //! # Policy
 //! 1. The handles [`Far`](crate::Far), [`Local`](crate::Local) and [`Tier`](crate::Tier): what they say.
 //! 2. A pinned thread: local.
-//! 3. The innermost [`scope`](crate::scope()): what it says.
+//! 3. The innermost [`Scope`](crate::Scope): what it says.
 //! 4. The default tier's size threshold, which is zero where everything is to be far, and off where system calls cannot be given far memory
 //!    (`runtime::threshold`).
 //!
@@ -22,7 +22,7 @@
 
 use super::far_arenas::FarArenas;
 use super::local;
-use super::placement::{self, Fill, Placement};
+use super::placement::{self, Fill, Tier};
 use super::tiers::{self, Origin, is_far, origin};
 use super::{check, tail};
 use std::alloc::{GlobalAlloc, Layout};
@@ -33,8 +33,8 @@ use std::ptr;
 pub(super) fn arenas_for(size: usize) -> Option<&'static FarArenas> {
     match placement::placement() {
         None if size < tiers::threshold() => None,
-        Some(Placement::Local) => None,
-        Some(Placement::Tier(tier)) => tiers::find(tier),
+        Some(Tier::LOCAL) => None,
+        Some(tier) => tiers::find(tier),
         _ => tiers::default_tier(),
     }
 }
@@ -54,12 +54,12 @@ unsafe fn allocate_local(layout: Layout, fill: Fill) -> *mut u8 {
 /// # Safety
 /// The layout's size is not zero.
 #[inline]
-pub(super) unsafe fn allocate_at(placement: Placement, layout: Layout, fill: Fill) -> *mut u8 {
-    let arenas = match placement {
+pub(super) unsafe fn allocate_at(tier: Tier, layout: Layout, fill: Fill) -> *mut u8 {
+    let arenas = match tier {
         // SAFETY: the size is not zero.
-        Placement::Local => return unsafe { allocate_local(layout, fill) },
-        Placement::Far => tiers::default_tier(),
-        Placement::Tier(tier) => tiers::find(tier),
+        Tier::LOCAL => return unsafe { allocate_local(layout, fill) },
+        Tier::FAR => tiers::default_tier(),
+        tier => tiers::find(tier),
     };
     // SAFETY: as above.
     unsafe { allocate_from(arenas, layout, fill) }
@@ -143,17 +143,17 @@ fn is_plain_local(layout: Layout) -> bool {
 unsafe fn allocate_by_policy<Program>(layout: Layout) -> *mut u8 {
     match placement::placement() {
         // SAFETY: the size is not zero.
-        Some(Placement::Local) => return unsafe { allocate_local(layout, Fill::Any) },
+        Some(Tier::LOCAL) => return unsafe { allocate_local(layout, Fill::Any) },
         None if layout.size() < tiers::threshold() => {
             // SAFETY: the size is not zero.
             return unsafe { allocate_local(layout, Fill::Any) };
         }
-        None | Some(Placement::Far) => {
+        None | Some(Tier::FAR) => {
             if let Some(block) = tiers::default_tier().and_then(|arenas| arenas.take(layout)) {
                 return block.as_ptr();
             }
         }
-        Some(Placement::Tier(_)) => {}
+        Some(_) => {}
     }
     // SAFETY: the size is not zero.
     unsafe { allocate_any_by_policy(layout, Fill::Any) }
@@ -356,7 +356,7 @@ pub(super) unsafe fn resize(ptr: *mut u8, old: Layout, new: Layout) -> *mut u8 {
 ///
 /// Usable before `main` and while threads exit. Until a far heap is started, and after it has
 /// been shut down, every allocation is local. While one runs, allocations at least as large as its
-/// [threshold](crate::Heap::threshold) are far, and those of far [scopes](crate::scope()).
+/// [threshold](crate::Heap::threshold) are far, and those of far [scopes](crate::Scope).
 ///
 /// # Examples
 /// ```

@@ -11,7 +11,7 @@
 #![expect(unsafe_code, reason = "implements allocators")]
 
 use super::global;
-use super::placement::{Fill, Placement, Tier};
+use super::placement::{Fill, Tier};
 use super::tiers::{Origin, is_far, origin};
 use allocator_api2::alloc::{AllocError, Allocator};
 use std::alloc::Layout;
@@ -62,19 +62,21 @@ impl Far {
 }
 
 impl Tier {
-    /// The far tier that `ptr` points into; `None` for local memory, and in a forked child.
+    /// The tier that `ptr` points into, [`LOCAL`](Tier::LOCAL) if it is no far one; `None` for far memory of the process
+    /// that this one was forked from.
     #[must_use]
     pub fn of<T>(ptr: *const T) -> Option<Tier> {
         match origin(ptr.cast()) {
             Origin::Far(arenas) => Some(arenas.tier()),
-            Origin::Local | Origin::Parent => None,
+            Origin::Local => Some(Tier::LOCAL),
+            Origin::Parent => None,
         }
     }
 }
 
 /// Allocates, empty layouts included.
 #[inline]
-fn allocate(from: Placement, layout: Layout, fill: Fill) -> Result<NonNull<[u8]>, AllocError> {
+fn allocate(from: Tier, layout: Layout, fill: Fill) -> Result<NonNull<[u8]>, AllocError> {
     let ptr = if layout.size() == 0 {
         ptr::without_provenance_mut(layout.align())
     } else {
@@ -102,7 +104,7 @@ unsafe fn deallocate(ptr: NonNull<u8>, layout: Layout) {
 /// # Safety
 /// As for [`deallocate`].
 unsafe fn resize(
-    from: Placement,
+    from: Tier,
     ptr: NonNull<u8>,
     old: Layout,
     new: Layout,
@@ -131,11 +133,11 @@ unsafe fn resize(
 
 /// Implements one `Allocator` trait for one handle.
 macro_rules! allocator {
-    ($trait:path, $error:path, $handle:ty, $placement:expr) => {
+    ($trait:path, $error:path, $handle:ty, $tier:expr) => {
         // SAFETY: memory stays valid until it is freed, wherever the handle moves; the address says where it
         // goes back to, so that clones free each other's memory.
         unsafe impl $trait for $handle {
-            allocator! { @allocate $error, $placement; allocate Any, allocate_zeroed Zero }
+            allocator! { @allocate $error, $tier; allocate Any, allocate_zeroed Zero }
 
             #[inline]
             unsafe fn deallocate(&self, ptr: NonNull<u8>, layout: Layout) {
@@ -143,16 +145,16 @@ macro_rules! allocator {
                 unsafe { deallocate(ptr, layout) }
             }
 
-            allocator! { @resize $error, $placement; grow Any, grow_zeroed Zero, shrink Any }
+            allocator! { @resize $error, $tier; grow Any, grow_zeroed Zero, shrink Any }
         }
     };
-    (@allocate $error:path, $placement:expr; $($name:ident $fill:ident),*) => { $(
+    (@allocate $error:path, $tier:expr; $($name:ident $fill:ident),*) => { $(
         #[inline]
         fn $name(&self, layout: Layout) -> Result<NonNull<[u8]>, $error> {
-            allocate($placement(self), layout, Fill::$fill).map_err(|_| $error)
+            allocate($tier(self), layout, Fill::$fill).map_err(|_| $error)
         }
     )* };
-    (@resize $error:path, $placement:expr; $($name:ident $fill:ident),*) => { $(
+    (@resize $error:path, $tier:expr; $($name:ident $fill:ident),*) => { $(
         #[inline]
         unsafe fn $name(
             &self,
@@ -161,21 +163,21 @@ macro_rules! allocator {
             new: Layout,
         ) -> Result<NonNull<[u8]>, $error> {
             // SAFETY: as the caller promises.
-            unsafe { resize($placement(self), ptr, old, new, Fill::$fill) }.map_err(|_| $error)
+            unsafe { resize($tier(self), ptr, old, new, Fill::$fill) }.map_err(|_| $error)
         }
     )* };
 }
 
 /// Implements both traits for handles.
 macro_rules! handles {
-    ($($handle:ty: $placement:expr),*) => { $(
-        allocator!(Allocator, AllocError, $handle, $placement);
+    ($($handle:ty: $tier:expr),*) => { $(
+        allocator!(Allocator, AllocError, $handle, $tier);
         #[cfg(any(feature = "nightly", std_allocator))]
-        allocator!(std::alloc::Allocator, std::alloc::AllocError, $handle, $placement);
+        allocator!(std::alloc::Allocator, std::alloc::AllocError, $handle, $tier);
     )* };
 }
 
-handles!(Far: |_| Placement::Far, Tier: |t: &Tier| Placement::Tier(*t), Local: |_| Placement::Local);
+handles!(Far: |_| Tier::FAR, Tier: |t: &Tier| *t, Local: |_| Tier::LOCAL);
 
 #[cfg(all(test, any(feature = "nightly", std_allocator)))]
 mod tests {

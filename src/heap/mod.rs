@@ -1,7 +1,7 @@
 //! The heap: jemalloc arenas whose extents come from a region.
 //!
 //! Top down: [`FarHeap`] is the global allocator and decides what is far (`global`); [`Far`], [`Tier`]
-//! and [`Local`] decide by type (`handle`); [`scope()`] decides for a thread (`scope`, `placement`);
+//! and [`Local`] decide by type (`handle`); [`Scope`] decides for a thread (`scope`, `placement`);
 //! [`c_malloc`] is for callers that free without a size. Local memory is jemalloc's, with a cache of large
 //! blocks in front of it (`local`). Far memory comes from the installed tiers (`tiers`), each a
 //! [`FarArenas`] (`far_arenas`, which `entry` lets threads into): arenas (`arena_set`, `far_arena`), what
@@ -54,9 +54,9 @@ pub use handle::{Far, Local};
 pub(crate) use hooks::ExtentSource;
 pub(crate) use jemalloc::options::settle as settle_jemalloc;
 pub(crate) use local::set_cache_max as set_local_cache_max;
-pub use placement::{Placement, Tier};
+pub use placement::Tier;
 pub(crate) use placement::{TIERS_MAX, keep_own_allocations_local, pin_thread_local};
-pub use scope::{Scope, scope};
+pub use scope::Scope;
 pub(crate) use tiers::{
     count as tier_count, default_tier, give_local_back, install, is_left_to_parent,
     leave_to_parent, local_memory, local_resident, maintain_local, uninstall,

@@ -9,37 +9,30 @@
 
 use super::jemalloc::SMALL_MAX;
 use crate::base::local::{PinHooks, set_pins};
+use crate::base::strict_assert;
 use crate::base::sync::{AtomicU32, Ordering::Relaxed};
 use std::cell::Cell;
 use std::cmp::Ordering;
+use std::fmt;
 use std::marker::PhantomData;
+use std::num::NonZeroU32;
 
-/// Where memory is asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Placement {
-    /// RAM that is never evicted.
-    Local,
-    /// The default far tier: pages that can live on its store.
-    Far,
-    /// A certain far tier.
-    Tier(Tier),
-}
-
-/// Names a far tier of this process, and allocates from it: `Vec<T, Tier>`.
+/// A tier of memory, local or far, and a handle that allocates from it: `Vec<T, Tier>`.
 ///
-/// A small value to be copied, from [`Heap::tier`](crate::Heap::tier). It names this tier for ever: once
-/// that is shut down, allocations through it fail with `AllocError`, also if another tier has
-/// been started since. In a forked child they are local, or fail where it cannot have its parent's far
-/// memory.
+/// A small value to be copied: [`LOCAL`](Tier::LOCAL), [`FAR`](Tier::FAR), or from
+/// [`Heap::tier`](crate::Heap::tier) of a tier that was added. That names its tier for ever: once
+/// it is shut down, allocations through it fail with `AllocError`, also if another tier has
+/// been started since. In a forked child what is asked for far is local, or fails where it cannot have its parent's
+/// far memory.
 ///
 /// Its allocations go back to this tier, freed by any thread and through any handle: the
-/// address tells. As with [`Far`](crate::Far), a system call may touch it only where the kernel's own
+/// address tells. As with [`Far`](crate::Far), a system call may touch far ones only where the kernel's own
 /// faults are served.
 ///
 /// # Examples
 /// ```
 /// use farheap::allocator_api2::vec::Vec;
-/// use farheap::{Heap, Placement, Tier, scope};
+/// use farheap::{Heap, Scope, Tier};
 ///
 /// let heap = match Heap::builder().parse("far_limit:16MiB,capacity:64MiB")?.start() {
 ///     Ok(heap) => heap,
@@ -59,60 +52,79 @@ pub enum Placement {
 /// drop(column);
 ///
 /// let row = {
-///     let _cold = scope(Placement::Tier(cold.tier()));
-///     allocator_api2::boxed::Box::new_in([1_u8; 100], cold.tier())
+///     let _cold = Scope::enter(cold.tier());
+///     allocator_api2::boxed::Box::new_in([1_u8; 100], Tier::FAR)
 /// };
+/// assert_eq!(Tier::of(&*row), Some(heap.tier()), "a handle is stronger than a scope");
 /// drop(row);
 /// heap.shutdown()?; // Ends all tiers.
 /// # Ok::<(), farheap::Error>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Tier {
-    /// How many tiers had been started before it in this process.
-    number: u32,
-    /// Its place among the tiers that run now: another tier may have had it, or will.
-    slot: u8,
-}
+// 1: local | 2: the default tier | 30: one | 29..3: how many had been added before it | 2..0: slot. Never 0, so
+// that an optional one is compared in one instruction: allocations do.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Tier(NonZeroU32);
 
 /// Maximum number of far tiers that run at the same time.
 pub(crate) const TIERS_MAX: usize = 8;
 
 impl Tier {
-    /// A name that no other tier has, for one in this slot; slot 0 is the default tier's.
-    pub(super) fn new(slot: usize) -> Tier {
-        static STARTED: AtomicU32 = AtomicU32::new(0);
-        assert!(slot < TIERS_MAX, "there is no slot {slot}");
-        Tier { number: STARTED.fetch_add(1, Relaxed), slot: slot as u8 }
-    }
+    /// RAM that is never evicted.
+    pub const LOCAL: Tier = Tier(NonZeroU32::new(1).expect("not zero"));
 
-    /// The tier as a number, which has this bit: small ones mean other things to C.
+    /// The default far tier, whichever heap runs: pages that can live on its store.
+    pub const FAR: Tier = Tier(NonZeroU32::new(2).expect("not zero"));
+
+    /// Of added tiers only.
     const BIT: u32 = 1 << 30;
 
-    /// A tier as a number, never a small one: for C.
+    /// A name for the tier in this slot. Slot 0 is the default one's; no two others have the same.
+    pub(super) fn new(slot: usize) -> Tier {
+        static ADDED: AtomicU32 = AtomicU32::new(0);
+        assert!(slot < TIERS_MAX, "there is no slot {slot}");
+        if slot == 0 {
+            return Tier::FAR;
+        }
+        let number = ADDED.fetch_add(1, Relaxed);
+        assert!(number < 1 << 27, "there were {number} tiers");
+        Tier(NonZeroU32::new(Tier::BIT | number << 3 | slot as u32).expect("a bit is set"))
+    }
+
+    /// The tier as a number, for C.
     #[doc(hidden)]
     #[must_use]
-    pub fn to_bits(self) -> u32 {
-        assert!(self.number < 1 << 27, "there were {} tiers", self.number);
-        Tier::BIT | self.number << 3 | u32::from(self.slot)
+    pub const fn to_bits(self) -> u32 {
+        self.0.get()
     }
 
     /// The tier that a number names; there need not be one, then nothing can be allocated from it.
     #[doc(hidden)]
     #[must_use]
     pub fn from_bits(bits: u32) -> Option<Tier> {
-        let rest = bits ^ Tier::BIT;
-        (rest < Tier::BIT).then_some(Tier { number: rest >> 3, slot: (rest & 7) as u8 })
+        let tier = Tier(NonZeroU32::new(bits)?);
+        (matches!(tier, Tier::LOCAL | Tier::FAR) || bits ^ Tier::BIT < Tier::BIT).then_some(tier)
     }
 
     /// True if it is the default tier's, or made to become it.
     pub(crate) fn is_default(self) -> bool {
-        self.slot() == 0
+        self == Tier::FAR
     }
 
-    /// Its place among the tiers that run.
+    /// Its place among the tiers that run: another one may have had it, or will.
     #[inline]
     pub(crate) fn slot(self) -> usize {
-        usize::from(self.slot)
+        strict_assert!(self != Tier::LOCAL, "local memory has no slot");
+        if self.is_default() { 0 } else { (self.0.get() & 7) as usize }
+    }
+}
+
+impl fmt::Debug for Tier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Tier::LOCAL => f.write_str("Local"),
+            Tier::FAR => f.write_str("Far"),
+            Tier(bits) => write!(f, "Tier({})", (bits.get() ^ Tier::BIT) >> 3),
+        }
     }
 }
 
@@ -131,20 +143,20 @@ pub(super) const SMALL_END: usize = SMALL_MAX + 1;
 /// A thread's state; see the module's documentation.
 struct ThreadScopes {
     /// The innermost scope's placement, and its number.
-    scope: Cell<Option<Placement>>,
+    scope: Cell<Option<Tier>>,
     innermost: Cell<u64>,
     /// The number of the scope that was begun last, each has one more than the one before; 0 before the first.
     begun: Cell<u64>,
     /// How many pins are in force.
     pins: Cell<u32>,
     /// Result of the two; kept because allocations ask.
-    placement: Cell<Option<Placement>>,
+    placement: Cell<Option<Tier>>,
     /// Small blocks below this size are local, as far as the two have a say; kept because every allocation asks.
     small_below: Cell<usize>,
 }
 
 impl ThreadScopes {
-    fn set_scope(&self, scope: Option<Placement>, number: u64) {
+    fn set_scope(&self, scope: Option<Tier>, number: u64) {
         self.scope.set(scope);
         self.innermost.set(number);
         self.set_pins(self.pins.get());
@@ -152,9 +164,9 @@ impl ThreadScopes {
 
     fn set_pins(&self, pins: u32) {
         self.pins.set(pins);
-        let placement = if pins > 0 { Some(Placement::Local) } else { self.scope.get() };
+        let placement = if pins > 0 { Some(Tier::LOCAL) } else { self.scope.get() };
         self.placement.set(placement);
-        let may_be_local = matches!(placement, None | Some(Placement::Local));
+        let may_be_local = matches!(placement, None | Some(Tier::LOCAL));
         self.small_below.set(if may_be_local { SMALL_END } else { 0 });
     }
 }
@@ -176,12 +188,12 @@ thread_local! {
 #[derive(Debug)]
 pub(super) struct Begun {
     number: u64,
-    outer: Option<Placement>,
+    outer: Option<Tier>,
     outer_number: u64,
 }
 
 /// Begins a scope inside of those that the calling thread is in.
-pub(super) fn begin_scope(placement: Placement) -> Begun {
+pub(super) fn begin_scope(placement: Tier) -> Begun {
     THREAD.with(|thread| {
         let number = thread.begun.get() + 1;
         thread.begun.set(number);
@@ -208,7 +220,7 @@ pub(super) fn end_scope(scope: &Begun) -> bool {
 
 /// The placement in force on this thread, if a scope or a pin decides it.
 #[inline]
-pub(super) fn placement() -> Option<Placement> {
+pub(super) fn placement() -> Option<Tier> {
     let mut placement = None;
     // Not as the closure's value: of that the compiler asks whether it is the error of a value that has been
     // destroyed, which there is none of here.

@@ -196,9 +196,9 @@ fn without_a_threshold_only_scopes_and_handles_are_far() {
     );
     assert!(!block(1 << 20).is_far());
     {
-        let _scope = scope(Placement::Far);
+        let _scope = Scope::enter(Tier::FAR);
         assert!(block(16).is_far());
-        let _inner = scope(Placement::Local);
+        let _inner = Scope::enter(Tier::LOCAL);
         assert!(!block(1 << 20).is_far());
     }
     running.stop();
@@ -209,7 +209,7 @@ fn a_pinned_thread_stays_local() {
     let running = start_default();
     thread::spawn(|| {
         pin_thread_local();
-        let _scope = scope(Placement::Far);
+        let _scope = Scope::enter(Tier::FAR);
         assert!(!block(1 << 20).is_far());
     })
     .join()
@@ -234,19 +234,19 @@ fn a_local_block_that_grows_past_the_threshold_becomes_far_and_stays_far() {
 fn freed_far_memory_never_comes_back_local_nor_local_memory_far() {
     let running = start_default();
     let far: Vec<Block> = {
-        let _scope = scope(Placement::Far);
+        let _scope = Scope::enter(Tier::FAR);
         (0..2000).map(|_| block(48)).collect()
     };
     let local: Vec<Block> = (0..2000).map(|_| block(48)).collect();
     // Freed where the policy says the opposite.
     drop(far);
     {
-        let _scope = scope(Placement::Far);
+        let _scope = Scope::enter(Tier::FAR);
         drop(local);
     }
     let local: Vec<Block> = (0..2000).map(|_| block(48)).collect();
     assert!(local.iter().all(|block| !block.is_far()));
-    let _scope = scope(Placement::Far);
+    let _scope = Scope::enter(Tier::FAR);
     let far: Vec<Block> = (0..2000).map(|_| block(48)).collect();
     assert!(far.iter().all(Block::is_far));
     drop(far);
@@ -256,7 +256,7 @@ fn freed_far_memory_never_comes_back_local_nor_local_memory_far() {
 #[test]
 fn over_aligned_layouts_are_served_far() {
     let running = start_default();
-    let _scope = scope(Placement::Far);
+    let _scope = Scope::enter(Tier::FAR);
     for log in 0..=24 {
         for size in [1, 40, 5_000, 70_000, 3 << 20] {
             let mut aligned = Block::new(layout(size, 1 << log), 7).expect("there is memory");
@@ -271,7 +271,7 @@ fn over_aligned_layouts_are_served_far() {
 #[test]
 fn recycled_memory_is_zeroed_on_request() {
     let running = start_default();
-    let _scope = scope(Placement::Far);
+    let _scope = Scope::enter(Tier::FAR);
     for size in [16, 500, 5_000, 40_000, 100_000, 900_000, 5 << 20] {
         let dirty: Vec<Block> = (0..20).map(|_| block(size)).collect();
         drop(dirty);
@@ -354,11 +354,11 @@ fn handles_choose_their_tier_whatever_the_scope_says() {
     let mut far = allocator_api2::vec::Vec::new_in(Far);
     let mut local = allocator_api2::vec::Vec::new_in(Local);
     {
-        let _scope = scope(Placement::Local);
+        let _scope = Scope::enter(Tier::LOCAL);
         far.extend(0..100_000_u32);
     }
     {
-        let _scope = scope(Placement::Far);
+        let _scope = Scope::enter(Tier::FAR);
         local.extend(0..100_000_u32);
     }
     assert!(Far::contains(far.as_ptr()));
@@ -411,7 +411,7 @@ fn growing_with_zeroes_clears_exactly_the_new_part() {
 #[test]
 fn without_a_heap_everything_is_local_and_the_far_handle_fails() {
     let _turn = turn();
-    let _scope = scope(Placement::Far);
+    let _scope = Scope::enter(Tier::FAR);
     assert!(!block(1 << 20).is_far());
     assert!(Far.allocate(layout(8, 8)).is_err());
 }
@@ -548,7 +548,7 @@ fn maintenance_empties_the_caches_of_sleeping_threads() {
     let (wake, sleep) = mpsc::channel::<()>();
     let (ready, wait) = mpsc::channel::<()>();
     let sleeper = thread::spawn(move || {
-        let _scope = scope(Placement::Far);
+        let _scope = Scope::enter(Tier::FAR);
         drop([16, 3_000, 30_000, 200_000].map(|size| [(); 4].map(|()| block(size))));
         ready.send(()).expect("the test waits");
         sleep.recv().expect("the test wakes us");
@@ -569,7 +569,7 @@ fn threads_that_exit_leave_nothing_behind() {
     let running = start_default();
     for _ in 0..50 {
         thread::spawn(|| {
-            let _scope = scope(Placement::Far);
+            let _scope = Scope::enter(Tier::FAR);
             drop((0..100).map(|index| block(10 + index * 300)).collect::<Vec<_>>());
         })
         .join()
@@ -616,10 +616,10 @@ fn more_threads_than_slots_are_served_without_caches() {
         .map(|_| running.arenas.claim_cache().expect("is open"))
         .collect();
     assert!(claimed.iter().all(Option::is_some));
-    let _scope = scope(Placement::Far);
+    let _scope = Scope::enter(Tier::FAR);
     let with_slot = block(100);
     let mut without = thread::spawn(|| {
-        let _scope = scope(Placement::Far);
+        let _scope = Scope::enter(Tier::FAR);
         block(200)
     })
     .join()
@@ -687,7 +687,7 @@ fn hammer(seed: u64, next: &mpsc::SyncSender<Block>, previous: &mpsc::Receiver<B
     let mut random = dice(seed);
     let mut kept: Vec<Block> = Vec::new();
     for round in 0..3000 {
-        let _scope = (random(2) == 0).then(|| scope(Placement::Far));
+        let _scope = (random(2) == 0).then(|| Scope::enter(Tier::FAR));
         let shift = random(12);
         let size = 1 + random(256 << shift);
         let made = match random(4) {
@@ -750,7 +750,7 @@ proptest! {
         for (index, step) in steps.into_iter().enumerate() {
             match step {
                 Step::Allocate { size, align_log, zeroed, far } => {
-                    let _scope = far.then(|| scope(Placement::Far));
+                    let _scope = far.then(|| Scope::enter(Tier::FAR));
                     let make = if zeroed { Block::zeroed } else { Block::new };
                     let made = make(layout(size, 1 << align_log), index as u8);
                     let expected = far || size >= 65_536;
@@ -759,7 +759,7 @@ proptest! {
                 }
                 Step::Resize { which, size, far } if !blocks.is_empty() => {
                     let which = which % blocks.len();
-                    let _scope = far.then(|| scope(Placement::Far));
+                    let _scope = far.then(|| Scope::enter(Tier::FAR));
                     let was_far = blocks[which].is_far();
                     let grows = size > blocks[which].layout.size();
                     if blocks[which].resize(size) {

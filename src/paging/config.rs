@@ -35,7 +35,7 @@ pub enum Install {
 pub enum FaultMode {
     /// Handler threads. Where only faults from user mode are permitted, no allocation of the global allocator goes
     /// far by its size, because any of them may be the buffer of a system call: only explicit requests do, the
-    /// handle [`Far`](crate::Far), a [`scope`](crate::scope()), temporary memory. Start-up says so on standard error.
+    /// handle [`Far`](crate::Far), a [`Scope`](crate::Scope), temporary memory. Start-up says so on standard error.
     #[default]
     Auto,
     /// Handler threads, and sizes decide wherever the program runs.

@@ -12,7 +12,7 @@ use farheap::manager::{Account, MemoryManager, TemporaryMemory};
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::region::{Region, RegionConfig};
 use farheap::store::{MemStore, Store};
-use farheap::{ByteCount, Error, Far, Heap, Placement, malloc, scope};
+use farheap::{ByteCount, Error, Far, Heap, Scope, Tier, malloc};
 use farheap_collections::Temporary;
 use farheap_collections::sub::{Collective, CollectiveConfig, SubAllocator};
 use std::alloc::Layout;
@@ -130,7 +130,7 @@ fn programs_can_be_started_from_a_far_scope() {
         let _data = numbers();
         for round in 0..20 {
             let output = {
-                let _far = scope(Placement::Far);
+                let _far = Scope::enter(Tier::FAR);
                 let mut command = Command::new("sh");
                 command.args(["-c", "echo $WORD $0", "argument"]).env("WORD", "environment");
                 let output = command.output();
@@ -156,7 +156,7 @@ fn programs_can_be_started_from_a_far_scope() {
 fn commands_that_fork_take_far_arguments() {
     alone("commands_that_fork_take_far_arguments", || {
         let Some(heap) = heap("far_limit:8MiB,capacity:128MiB") else { return };
-        let _far = scope(Placement::Far);
+        let _far = Scope::enter(Tier::FAR);
         let mut command = Command::new("sh");
         command.args(["-c", "exit 7"]);
         // SAFETY: the closure does nothing.
@@ -195,11 +195,11 @@ impl Blocks {
                 let mut typed = FarVec::with_capacity_in(size, Far);
                 typed.resize(size.min(50_000), round);
                 blocks.typed.push(typed);
-                let far = scope(Placement::Far);
+                let far = Scope::enter(Tier::FAR);
                 let global = vec![round; size];
                 drop(far);
                 blocks.global.push(global);
-                let raw = malloc::allocate(size, 16, Some(Placement::Far), false);
+                let raw = malloc::allocate(size, 16, Some(Tier::FAR), false);
                 blocks.raw.push(raw.expect("the device has room"));
             }
         }
@@ -249,7 +249,7 @@ impl Blocks {
 
 /// What is new in a forked child lies where no far pointer of the parent's does.
 fn allocates_locally() -> bool {
-    let _far = scope(Placement::Far);
+    let _far = Scope::enter(Tier::FAR);
     let blocks: Vec<Vec<u8>> = (0..200).map(|n| vec![n; 1 << 20]).collect();
     let is_local = |block: &Vec<u8>| !Far::contains(block.as_ptr());
     blocks.iter().zip(0..).all(|(block, n)| is_local(block) && block[1 << 19] == n)

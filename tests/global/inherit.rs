@@ -9,7 +9,7 @@ mod limits;
 use crate::common::child::{alone, cases};
 use crate::common::{Dice, StopOnDrop, amount, heap, seed};
 use allocator_api2::vec::Vec as FarVec;
-use farheap::{Far, Heap, Placement, scope};
+use farheap::{Far, Heap, Scope, Tier};
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::ops::Range;
 use std::process::Command;
@@ -252,7 +252,7 @@ fn children_are_forked_while_threads_fault_and_allocate() {
                     while !is_over.load(Ordering::Relaxed) {
                         let at = dice.below(64) as usize;
                         assert!(blocks[at].iter().all(|word| *word == at as u64));
-                        let _far = scope(Placement::Far);
+                        let _far = Scope::enter(Tier::FAR);
                         blocks[at] = vec![at as u64; dice.below(40_000) as usize];
                     }
                 });
@@ -318,7 +318,7 @@ fn threads_fork_at_once_and_children_end_with_their_destructors() {
         std::thread::scope(|threads| {
             let others = StopOnDrop(&is_over);
             threads.spawn(|| {
-                let _far = scope(Placement::Far);
+                let _far = Scope::enter(Tier::FAR);
                 let mut dice = Dice::new(1);
                 while !is_over.load(Ordering::Relaxed) {
                     let block = vec![7_u8; 1 + dice.below(100_000) as usize];
@@ -526,8 +526,8 @@ fn a_daemon_has_what_the_program_had() {
 static AROUND: [AtomicUsize; 4] = [const { AtomicUsize::new(0) }; 4];
 
 /// Allocates, writes, reads and frees, as a function that runs around a fork.
-fn allocate_around(which: usize, placement: Placement) {
-    let _there = scope(placement);
+fn allocate_around(which: usize, placement: Tier) {
+    let _there = Scope::enter(placement);
     let blocks: Vec<Vec<usize>> = (0..32).map(|n| vec![n; 1 << 10]).collect();
     let is_right = |(n, block): (usize, &Vec<usize>)| block.iter().all(|word| *word == n);
     assert!(blocks.iter().enumerate().all(is_right));
@@ -538,16 +538,16 @@ fn allocate_around(which: usize, placement: Placement) {
 fn functions_that_run_around_a_fork_allocate() {
     /// Registered before the heap's own: runs while nobody serves faults.
     extern "C" fn early_before() {
-        allocate_around(0, Placement::Local);
+        allocate_around(0, Tier::LOCAL);
     }
     extern "C" fn late_before() {
-        allocate_around(1, Placement::Far);
+        allocate_around(1, Tier::FAR);
     }
     extern "C" fn early_after() {
-        allocate_around(2, Placement::Local);
+        allocate_around(2, Tier::LOCAL);
     }
     extern "C" fn late_after() {
-        allocate_around(3, Placement::Far);
+        allocate_around(3, Tier::FAR);
     }
     alone("functions_that_run_around_a_fork_allocate", || {
         // SAFETY: functions that live as long as the program and take no arguments.

@@ -9,7 +9,7 @@
 use crate::common::child::{case, run};
 use crate::common::refuse::{Refused, refuse};
 use crate::common::{Dice, heap, seed};
-use farheap::{ByteCount, Far, Heap, Placement, scope};
+use farheap::{ByteCount, Far, Heap, Scope, Tier};
 use std::alloc::Layout;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
@@ -224,14 +224,14 @@ fn explicit_placement_is_far_without_faults_of_kernel_mode() {
         let seed = seed("explicit");
         let mut dice = Dice::new(seed);
         let small = {
-            let _far = scope(Placement::Far);
+            let _far = Scope::enter(Tier::FAR);
             vec![1_u8; 100]
         };
         assert!(Far::contains(small.as_ptr()));
         let blocks: Vec<Vec<u8>> = (0..48)
             .map(|_| {
                 let block = random(MIB, &mut dice);
-                let _far = scope(Placement::Far);
+                let _far = Scope::enter(Tier::FAR);
                 block.clone()
             })
             .collect();
@@ -257,11 +257,11 @@ fn user_mode_far_sends_sizes_far_and_system_calls_fail_as_it_says() {
         let refused = fs::write(&path, &written).expect_err("not resident");
         assert_eq!(refused.raw_os_error(), Some(libc::EFAULT), "{refused}");
         let local = {
-            let _local = scope(Placement::Local);
+            let _local = Scope::enter(Tier::LOCAL);
             written.clone()
         };
         fs::write(&path, &local).expect("local memory");
-        let _local = scope(Placement::Local);
+        let _local = Scope::enter(Tier::LOCAL);
         assert!(fs::read(&path).expect("into local memory") == written, "other bytes");
         return;
     }
@@ -290,7 +290,7 @@ fn a_panic_has_its_backtrace_when_far_memory_is_exhausted() {
     let name = "a_panic_has_its_backtrace_when_far_memory_is_exhausted";
     if case(name).is_some() {
         let Some(_heap) = heap("far_limit:8MiB,capacity:8MiB,mode:user") else { return };
-        let _far = scope(Placement::Far);
+        let _far = Scope::enter(Tier::FAR);
         let kept = exhaust();
         assert!(kept.iter().all(|block| Far::contains(block.as_ptr())));
         assert!(Vec::<u8>::new().try_reserve_exact(MIB).is_err(), "refused as long as none panics");

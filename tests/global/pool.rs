@@ -7,7 +7,7 @@ use crate::common::child::alone;
 use crate::common::{heap_under, watchdog};
 use farheap::manager::MemoryManager;
 use farheap::pool::{BufferPool, PoolConfig};
-use farheap::{ByteCount, PageId, Placement, scope};
+use farheap::{ByteCount, PageId, Scope, Tier};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -40,7 +40,7 @@ fn a_pool_made_in_a_far_scope_has_nothing_far_of_its_own() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("table");
         let pool = {
-            let _far = scope(Placement::Far);
+            let _far = Scope::enter(Tier::FAR);
             let pool =
                 PoolConfig::new().create(&path, ByteCount::mib(128), &manager).expect("pool");
             let numbers: Vec<u64> = (0..4 << 20).collect();

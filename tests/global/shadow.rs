@@ -10,7 +10,7 @@ use crate::common::child::{case, cases, run};
 use crate::common::{Dice, amount, heap, seed, watchdog};
 use allocator_api2::alloc::Allocator;
 use allocator_api2::vec::Vec as FarVec;
-use farheap::{Far, Local, Placement, scope};
+use farheap::{Far, Local, Scope, Tier};
 use std::alloc::{GlobalAlloc, Layout};
 use std::os::unix::process::ExitStatusExt;
 use std::ptr::NonNull;
@@ -148,7 +148,7 @@ fn allocate(door: Door, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
         let memory = if zeroed { handle.allocate_zeroed(layout) } else { handle.allocate(layout) };
         memory.ok().map(NonNull::cast)
     };
-    let _scope = (door == Door::Scope).then(|| scope(Placement::Far));
+    let _scope = (door == Door::Scope).then(|| Scope::enter(Tier::FAR));
     match door {
         Door::Far => by_handle(&Far),
         Door::Local => by_handle(&Local),
@@ -170,7 +170,7 @@ fn reallocate(door: Door, ptr: NonNull<u8>, old: Layout, new: Layout) -> Option<
         };
         memory.ok().map(NonNull::cast)
     };
-    let _scope = (door == Door::Scope).then(|| scope(Placement::Far));
+    let _scope = (door == Door::Scope).then(|| Scope::enter(Tier::FAR));
     match door {
         Door::Far => by_handle(&Far),
         Door::Local => by_handle(&Local),

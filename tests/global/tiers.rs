@@ -9,7 +9,7 @@ use crate::common::{Dice, config, consumer, heap, heap_under, mem_store, seed, w
 use allocator_api2::alloc::Allocator;
 use allocator_api2::vec::Vec as TierVec;
 use farheap::manager::MemoryManager;
-use farheap::{ByteCount, Error, Far, Heap, Placement, Tier, malloc, scope};
+use farheap::{ByteCount, Error, Far, Heap, Scope, Tier, malloc};
 use std::alloc::Layout;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -92,7 +92,7 @@ fn tiers_end_alone_or_with_the_default_one_and_only_when_they_are_empty() {
         assert_eq!(plain.shutdown(), Err(Error::NotRunning));
         assert!(plain.tier().allocate(Layout::new::<u64>()).is_err());
         {
-            let _scope = scope(Placement::Tier(plain.tier()));
+            let _scope = Scope::enter(plain.tier());
             assert!(!Far::contains(Box::new(1_u64).as_ref()), "as without a heap");
         }
         // Its name and its place are free again; its handle names none of it.
@@ -180,20 +180,20 @@ fn one_limit_holds_for_all_tiers_under_a_manager() {
 /// A block of a tier, or of local memory, with its pattern.
 struct Block {
     bytes: Vec<u8>,
-    from: Option<Tier>,
+    from: Tier,
     seed: u8,
 }
 
 impl Block {
-    fn new(from: Option<Tier>, len: usize, seed: u8) -> Block {
-        let _scope = scope(from.map_or(Placement::Local, Placement::Tier));
+    fn new(from: Tier, len: usize, seed: u8) -> Block {
+        let _scope = Scope::enter(from);
         let block = Block { bytes: vec![seed; len], from, seed };
         block.check();
         block
     }
 
     fn check(&self) {
-        assert_eq!(Tier::of(self.bytes.as_ptr()), self.from, "{} bytes", self.bytes.len());
+        assert_eq!(Tier::of(self.bytes.as_ptr()), Some(self.from), "{} bytes", self.bytes.len());
         let wrong = self.bytes.iter().position(|byte| *byte != self.seed);
         assert_eq!(wrong, None, "of {} bytes in {:?}", self.bytes.len(), self.from);
     }
@@ -208,8 +208,7 @@ fn blocks_of_four_tiers_and_local_ones_cross_short_lived_threads_while_pages_lea
         let _watchdog = watchdog("heap_tiers", Duration::from_secs(240));
         let Some(tiers) = four() else { return };
         let seed = seed(TEST);
-        let places: Vec<Option<Tier>> =
-            tiers.iter().map(|tier| Some(tier.tier())).chain([None]).collect();
+        let places: Vec<Tier> = tiers.iter().map(Heap::tier).chain([Tier::LOCAL]).collect();
         let left: Mutex<Vec<Block>> = Mutex::new(Vec::new());
         let next = AtomicUsize::new(0);
         let work = |number: usize| {
@@ -219,7 +218,7 @@ fn blocks_of_four_tiers_and_local_ones_cross_short_lived_threads_while_pages_lea
                 let most = 64 << dice.below(13);
                 let len = 1 + dice.below(most) as usize;
                 let mut block = Block::new(place, len, dice.roll() as u8);
-                if dice.below(3) == 0 && place.is_some() {
+                if dice.below(3) == 0 && place != Tier::LOCAL {
                     let len = len + dice.below(len as u64) as usize;
                     block.bytes.resize(len, block.seed);
                     block.check();
@@ -267,7 +266,7 @@ fn a_forked_child_has_no_tier_of_its_parent_but_what_is_in_them() {
         let Some(tiers) = four() else { return };
         let mut columns = tiers.each_ref().map(|tier| numbers(tier.tier(), 1 << 18));
         let raw = tiers.each_ref().map(|tier| {
-            let placement = Some(Placement::Tier(tier.tier()));
+            let placement = Some(tier.tier());
             malloc::allocate(5_000, 16, placement, false).expect("the device has room")
         });
         #[expect(clippy::disallowed_methods, reason = "what becomes of a child is tested")]
@@ -287,7 +286,7 @@ fn a_forked_child_has_no_tier_of_its_parent_but_what_is_in_them() {
                 right &= matches!(tier.shutdown(), Err(Error::Forked { .. }));
                 let added = tier.add_tier("child", config("far_limit:8MiB,capacity:64MiB"));
                 right &= matches!(added, Err(Error::Forked { .. }));
-                let _scope = scope(Placement::Tier(tier.tier()));
+                let _scope = Scope::enter(tier.tier());
                 right &= !Far::contains(vec![1_u8; 100_000].as_ptr());
                 tier.purge();
             }

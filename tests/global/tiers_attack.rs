@@ -9,7 +9,7 @@ use crate::common::{Dice, StopOnDrop, heap, mem_store, seed, watchdog};
 use allocator_api2::vec::Vec as TierVec;
 use farheap::config::Builder;
 use farheap::store::Op;
-use farheap::{ByteCount, Error, Heap, Placement, Tier, scope};
+use farheap::{ByteCount, Error, Heap, Scope, Tier};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
@@ -39,10 +39,10 @@ impl Block {
 
     /// In a scope of the tier: local once that has ended.
     fn scoped(tier: Tier, len: usize, seed: u8) -> Block {
-        let _scope = scope(Placement::Tier(tier));
+        let _scope = Scope::enter(tier);
         let bytes = vec![seed; len];
-        let of = Tier::of(bytes.as_ptr());
-        assert!(of.is_none_or(|of| of == tier), "{len} bytes of {of:?} for {tier:?}");
+        let of = Tier::of(bytes.as_ptr()).expect("no child's");
+        assert!(of == tier || of == Tier::LOCAL, "{len} bytes of {of:?} for {tier:?}");
         Block::Scoped(bytes, seed)
     }
 

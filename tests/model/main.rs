@@ -16,7 +16,7 @@ use blocks::Blocks;
 use common::{Dice, StopOnDrop, amount, heap_under, is_root, seed, watchdog};
 use farheap::manager::MemoryManager;
 use farheap::pool::PoolConfig;
-use farheap::{ByteCount, FarHeap, Heap, Placement, scope};
+use farheap::{ByteCount, FarHeap, Heap, Scope, Tier};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -148,7 +148,7 @@ fn work(
     steps: &AtomicU64,
 ) {
     // Shadow copies are local.
-    let _local = scope(Placement::Local);
+    let _local = Scope::enter(Tier::LOCAL);
     let far_bytes = manager.limit().0 * 2 / THREADS as u64;
     let mut blocks = Blocks::new(heap, far_bytes);
     let mut keys = tables.keys(dice.roll());

@@ -11,7 +11,7 @@ use common::Dice;
 use farheap::allocator_api2::alloc::{Allocator, Layout};
 use farheap::allocator_api2::boxed::Box as BumpBox;
 use farheap::allocator_api2::vec::Vec as BumpVec;
-use farheap::{ByteCount, Heap, Placement};
+use farheap::{ByteCount, Heap, Tier};
 use farheap_collections::Bump;
 use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -88,7 +88,7 @@ fn check(ptr: NonNull<u8>, len: usize, byte: u8) {
 fn a_bump_allocator_goes_at_once_with_live_blocks_of_many_threads() {
     let _turn = turn();
     let Some(heap) = start() else { return };
-    for placement in [Placement::Far, Placement::Tier(heap.tier())] {
+    for placement in [Tier::FAR, heap.tier()] {
         let bump = Bump::new(placement);
         thread::scope(|all| {
             for seed in 0..8 {
@@ -107,7 +107,7 @@ fn a_bump_allocator_goes_at_once_with_live_blocks_of_many_threads() {
 #[test]
 fn a_bump_allocator_that_is_reset_is_used_again() {
     let _turn = turn();
-    let mut bump = Bump::new(Placement::Local);
+    let mut bump = Bump::new(Tier::LOCAL);
     for seed in 0..20 {
         work(&bump, seed, 300);
         assert!(bump.reserved() > ByteCount::ZERO);
@@ -120,7 +120,7 @@ fn a_bump_allocator_that_is_reset_is_used_again() {
 fn zeroed_blocks_of_a_bump_allocator_are_zero_also_where_others_were() {
     let _turn = turn();
     let Some(heap) = start() else { return };
-    for placement in [Placement::Far, Placement::Local] {
+    for placement in [Tier::FAR, Tier::LOCAL] {
         let mut bump = Bump::new(placement);
         for _ in 0..3 {
             for size in [1, 100, 5_000, 40_000, 200_000] {
@@ -139,7 +139,7 @@ fn zeroed_blocks_of_a_bump_allocator_are_zero_also_where_others_were() {
 #[test]
 fn the_last_block_of_a_bump_allocator_grows_where_it_is() {
     let _turn = turn();
-    let bump = Bump::new(Placement::Local);
+    let bump = Bump::new(Tier::LOCAL);
     let mut numbers = BumpVec::with_capacity_in(16, &bump);
     numbers.extend(0..16_u64);
     let place = numbers.as_ptr();
@@ -158,7 +158,7 @@ fn the_last_block_of_a_bump_allocator_grows_where_it_is() {
 fn a_large_block_that_is_freed_twice_is_noticed() {
     let _expected = ExpectedPanic::saying("was freed");
     let _turn = turn();
-    let bump = Bump::new(Placement::Local);
+    let bump = Bump::new(Tier::LOCAL);
     let layout = layout(100_000, 8);
     let ptr = bump.allocate(layout).expect("there is memory").cast();
     for _ in 0..2 {
@@ -170,6 +170,6 @@ fn a_large_block_that_is_freed_twice_is_noticed() {
 #[test]
 fn a_bump_allocator_of_far_memory_without_a_heap_has_none() {
     let _turn = turn();
-    assert!(Bump::new(Placement::Far).allocate(layout(8, 8)).is_err());
-    assert!(Bump::new(Placement::Far).allocate(layout(100_000, 8)).is_err());
+    assert!(Bump::new(Tier::FAR).allocate(layout(8, 8)).is_err());
+    assert!(Bump::new(Tier::FAR).allocate(layout(100_000, 8)).is_err());
 }

@@ -4,7 +4,7 @@
 
 use farheap::manager::MemoryManager;
 use farheap::pool::{BufferPool, PoolConfig};
-use farheap::{ByteCount, Far, Heap, PageId, Placement, malloc};
+use farheap::{ByteCount, Far, Heap, PageId, Tier, malloc};
 use farheap_collections::sub::{Collective, CollectiveConfig, SubAllocator};
 use std::alloc::Layout;
 use std::hint::black_box;
@@ -71,7 +71,7 @@ impl World {
 fn blocks(calls: u64, sized: bool) -> u64 {
     let mut sum = 0;
     for _ in 0..calls {
-        let block = malloc::allocate(black_box(64), 16, Some(Placement::Far), false);
+        let block = malloc::allocate(black_box(64), 16, Some(Tier::FAR), false);
         let block = block.expect("far memory");
         sum += u64::from(Far::contains(block.as_ptr()));
         if sized {

@@ -7,7 +7,7 @@
 
 use crate::run::Outcome;
 use farheap::store::MemStore;
-use farheap::{ByteCount, FarHeap, Heap, Placement, scope};
+use farheap::{ByteCount, FarHeap, Heap, Scope, Tier};
 use farheap_collections::sub::{AllocError, Collective, CollectiveConfig, PerPage, SubAllocator};
 use std::alloc::{GlobalAlloc, Layout};
 use std::ptr::NonNull;
@@ -99,7 +99,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 /// Nanoseconds per allocation and its free.
 fn run(collective: &Collective, source: Source, layout: Layout, count: usize) -> Outcome<f64> {
     let mut objects = Vec::with_capacity(count);
-    let _scope = scope(if source == Source::FarHeap { Placement::Far } else { Placement::Local });
+    let _scope = Scope::enter(if source == Source::FarHeap { Tier::FAR } else { Tier::LOCAL });
     let began = Instant::now();
     let mut page = None;
     for _ in 0..count {

@@ -10,7 +10,7 @@ use crate::table::Row;
 use crate::tables::Unit;
 use crate::tpch::{Job, Told};
 use crate::{Options, broken, load};
-use farheap::{ByteCount, Placement};
+use farheap::{ByteCount, Tier};
 use farheap_segments::{AutoPlacement, Migrator};
 
 /// Plans until one moves nothing, at most.
@@ -77,14 +77,14 @@ fn measure(options: &Options) -> Result<Vec<Row>> {
 pub(crate) fn run(options: &Options) -> Result<()> {
     let heap = child::start(options)?;
     let job = child::Job::load(options)?;
-    job.move_all(Placement::Far)?;
+    job.move_all(Tier::FAR)?;
     job.tell("tier")?;
     for (by, name) in [(Unit::Chunk, "chunk"), (Unit::Column, "column")] {
-        job.move_all(Placement::Far)?;
+        job.move_all(Tier::FAR)?;
         place(&job, by, options.budget)?;
         job.tell(name)?;
     }
-    job.move_all(Placement::Far)?;
+    job.move_all(Tier::FAR)?;
     choose(&job, options.budget)?;
     job.tell("static")?;
     drop(job);
@@ -95,7 +95,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 fn place(job: &child::Job, by: Unit, budget: ByteCount) -> Result<()> {
     let mut placement = AutoPlacement::new(budget);
     for (_, column) in job.data.columns() {
-        column.place_by_reads(&mut placement, Placement::Far, by);
+        column.place_by_reads(&mut placement, Tier::FAR, by);
     }
     for plan in 0..PLANS_MAX {
         job.pass(1)?;
@@ -121,7 +121,7 @@ fn choose(job: &child::Job, budget: ByteCount) -> Result<()> {
     for name in READ_BY.iter().flat_map(|(_, names)| *names) {
         let column = columns.iter().find(|(known, _)| known == name);
         let (_, column) = column.ok_or_else(|| Failure::Broken(format!("no column {name}")))?;
-        column.move_within(&mut migrator, Placement::Local, &mut room);
+        column.move_within(&mut migrator, Tier::LOCAL, &mut room);
     }
     match migrator.run(|_| {}).error() {
         Some(error) => Err(broken(error)),

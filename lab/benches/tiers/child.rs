@@ -11,7 +11,7 @@ use crate::auto;
 use crate::tables::Database;
 use crate::{Failure, Options, Result, broken, load, queries};
 use clap::ValueEnum;
-use farheap::{Heap, Placement};
+use farheap::{Heap, Tier};
 use farheap_segments::Migrator;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
@@ -72,7 +72,7 @@ impl Job {
     /// Loads the columns, and tells how long the queries take over them.
     pub(crate) fn load(options: &Options) -> Result<Job> {
         let plan = load::Plan::count(options.scale_factor);
-        let data = load::database(&plan, 2, &|_| Placement::Local).map_err(broken)?;
+        let data = load::database(&plan, 2, &|_| Tier::LOCAL).map_err(broken)?;
         println!("bytes {}", plan.bytes().get());
         let right = QUERIES.iter().map(|query| queries::run(*query, &data)).collect();
         let job = Job { data, right, turn: Cell::new(0), passes: options.passes };
@@ -111,7 +111,7 @@ impl Job {
     }
 
     /// Moves all columns.
-    pub(crate) fn move_all(&self, to: Placement) -> Result<()> {
+    pub(crate) fn move_all(&self, to: Tier) -> Result<()> {
         for (_, column) in self.data.columns() {
             let mut migrator = Migrator::new();
             column.move_all(&mut migrator, to);
@@ -141,7 +141,7 @@ fn far(options: &Options) -> Result<()> {
     let job = Job::load(options)?;
     let before = Allocated::now();
     let began = Instant::now();
-    job.move_all(Placement::Far)?;
+    job.move_all(Tier::FAR)?;
     println!("migrate {}", began.elapsed().as_secs_f64());
     let after = Allocated::now();
     println!("far {}", heap.usage().allocated_bytes.get());

@@ -53,7 +53,7 @@ use clap::Parser;
 use common::Unnamed;
 use failure::{Failure, Result};
 use farheap::region::Advice;
-use farheap::{ByteCount, Heap, Placement};
+use farheap::{ByteCount, Heap, Tier};
 use farheap_segments::{Migrator, Segment};
 use hdrhistogram::Histogram;
 use std::fs::File;
@@ -202,7 +202,7 @@ fn word(segment: usize, at: usize) -> u64 {
     ((segment * WORDS + at) as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
-fn segments(count: usize, placement: Placement) -> Result<Vec<Segment<u64>>> {
+fn segments(count: usize, placement: Tier) -> Result<Vec<Segment<u64>>> {
     let segment = |n| Segment::collect(placement, (0..WORDS).map(move |at| word(n, at)));
     (0..count).map(segment).collect::<std::result::Result<_, _>>().map_err(broken)
 }
@@ -215,7 +215,7 @@ fn check(segments: &[Segment<u64>]) {
     }
 }
 
-fn move_all(segments: &[Segment<u64>], to: Placement) -> Result<()> {
+fn move_all(segments: &[Segment<u64>], to: Tier) -> Result<()> {
     let mut migrator = Migrator::new();
     for segment in segments {
         migrator.add(segment, to);
@@ -226,7 +226,7 @@ fn move_all(segments: &[Segment<u64>], to: Placement) -> Result<()> {
 /// Moves all to the far tier, and what it keeps in memory to the device; returns the seconds.
 fn out(heap: &Heap, segments: &[Segment<u64>]) -> Result<f64> {
     let began = Instant::now();
-    move_all(segments, Placement::Far)?;
+    move_all(segments, Tier::FAR)?;
     for segment in segments {
         let values = segment.read();
         heap.region().advise(&[&*values], Advice::PageOutNow).map_err(Failure::of)?;
@@ -240,7 +240,7 @@ fn migrate(options: &Options, heap: &Heap) -> Result<Vec<Row>> {
     let len = count * SEGMENT;
     let unnamed = Unnamed::new(options.dir.as_deref(), ByteCount(len as u64)).map_err(broken)?;
     let file: File = raw::open(&unnamed.path()).map_err(broken)?;
-    let moved = segments(count, Placement::Local)?;
+    let moved = segments(count, Tier::LOCAL)?;
     let [mut outs, mut ins, mut writes, mut reads] = [const { Vec::new() }; 4];
     // The first round finds blocks that the file system has not given out.
     for round in 0..=options.rounds {
@@ -251,7 +251,7 @@ fn migrate(options: &Options, heap: &Heap) -> Result<Vec<Row>> {
         });
         let out = rate(out(heap, &moved)?);
         let began = Instant::now();
-        move_all(&moved, Placement::Local)?;
+        move_all(&moved, Tier::LOCAL)?;
         let back = rate(began.elapsed().as_secs_f64());
         if round == options.rounds {
             check(&moved);
@@ -292,8 +292,8 @@ fn query(hot: &[Segment<u64>], until: impl Fn() -> bool) -> (Histogram<u64>, Dur
 
 /// What queries of other segments notice of a migration.
 fn beside(options: &Options, heap: &Heap) -> Result<Vec<Row>> {
-    let hot = segments(HOT, Placement::Local)?;
-    let moved = segments(options.size.as_usize() / SEGMENT, Placement::Local)?;
+    let hot = segments(HOT, Tier::LOCAL)?;
+    let moved = segments(options.size.as_usize() / SEGMENT, Tier::LOCAL)?;
     let time = Duration::from_millis(if options.test { 50 } else { 1_000 });
     let [mut beside, mut alone, mut waits] = [const { Vec::new() }; 3];
     for _ in 0..options.rounds {
@@ -302,7 +302,7 @@ fn beside(options: &Options, heap: &Heap) -> Result<Vec<Row>> {
         let done = AtomicBool::new(false);
         let (busy, longest, result) = std::thread::scope(|scope| {
             let migrates = scope.spawn(|| {
-                let result = out(heap, &moved).and_then(|_| move_all(&moved, Placement::Local));
+                let result = out(heap, &moved).and_then(|_| move_all(&moved, Tier::LOCAL));
                 done.store(true, Ordering::Relaxed);
                 result
             });
@@ -338,12 +338,12 @@ fn resident() -> Result<u64> {
 
 /// How much more memory there is during a migration than before.
 fn memory(options: &Options, heap: &Heap) -> Result<Vec<Row>> {
-    let moved = segments(options.size.as_usize() / SEGMENT, Placement::Local)?;
+    let moved = segments(options.size.as_usize() / SEGMENT, Tier::LOCAL)?;
     // Once before: what the tier needs for itself is there then.
     out(heap, &moved)?;
     let mut extra = Vec::new();
     for _ in 0..options.rounds {
-        move_all(&moved, Placement::Local)?;
+        move_all(&moved, Tier::LOCAL)?;
         heap.purge();
         let before = resident()?;
         let done = AtomicBool::new(false);

@@ -7,7 +7,7 @@ use crate::answers::Answer;
 use crate::queries;
 use crate::tables::{Database, Unit};
 use crate::tiers::Tiers;
-use farheap::{ByteCount, Placement};
+use farheap::{ByteCount, Tier};
 use farheap_segments::AutoPlacement;
 use serde::Serialize;
 use std::sync::Mutex;
@@ -94,7 +94,7 @@ fn place(data: &Database, tiers: &Tiers, budget: Budget, auto: &mut Auto) {
     let mut placement = AutoPlacement::new(budget.bytes);
     for (name, column) in data.columns() {
         let far = tiers.placement(name);
-        if far != Placement::Local {
+        if far != Tier::LOCAL {
             column.place_by_reads(&mut placement, far, budget.by);
         }
     }

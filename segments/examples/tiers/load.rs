@@ -8,7 +8,7 @@ use crate::tables::{
     COLUMNS, ColumnType, Customer, CustomerRow, Database, LineItem, LineItemRow, Orders, OrdersRow,
     Part, PartRow, PartSupp, PartSuppRow, Supplier, SupplierRow,
 };
-use farheap::{ByteCount, Placement};
+use farheap::{ByteCount, Tier};
 use farheap_segments::SegmentError;
 use std::collections::HashMap;
 use std::thread;
@@ -25,7 +25,7 @@ use tpchgen::text::TextPool;
 const TEXT_POOL_BYTES: i32 = 1 << 20;
 
 /// Decides where a column's segments are made.
-pub(crate) type Place<'a> = dyn Fn(&str) -> Placement + Sync + 'a;
+pub(crate) type Place<'a> = dyn Fn(&str) -> Tier + Sync + 'a;
 
 /// How many rows there will be.
 #[derive(Clone, Copy, Debug)]
@@ -266,10 +266,10 @@ mod tests {
         let plan = Plan::count(0.01);
         assert_eq!(plan.rows("lineitem"), 60_175);
         for threads in [1, 3] {
-            let data = database(&plan, threads, &|_| Placement::Local).expect("15 MiB fit");
+            let data = database(&plan, threads, &|_| Tier::LOCAL).expect("15 MiB fit");
             for (column, (name, stored)) in COLUMNS.iter().zip(data.columns()) {
                 assert_eq!(column.name, name);
-                let bytes = stored.bytes_at(Placement::Local);
+                let bytes = stored.bytes_at(Tier::LOCAL);
                 assert_eq!(bytes, plan.bytes_of(column), "{name}");
             }
         }

@@ -34,7 +34,7 @@ use auto::Auto;
 use checks::{Check, ms, thousands};
 use clap::Parser;
 use failure::Failure;
-use farheap::{ByteCount, Placement};
+use farheap::{ByteCount, Tier};
 use farheap_segments::SegmentError;
 use options::Compare;
 use report::{Moved, QueryTimes, Report, TierUse};
@@ -85,7 +85,7 @@ fn run(args: &Args) -> Result<Report, Failure> {
     print_job(args, &plan, &tiers);
     let measured = measure(args, &plan, &tiers);
     let statistics = args.stats.then(|| {
-        let text = |tier: &tiers::Tier| format!("{}\n{}", tier.name, tier.heap.stats());
+        let text = |tier: &tiers::OpenTier| format!("{}\n{}", tier.name, tier.heap.stats());
         tiers.all().iter().map(text).collect::<Vec<_>>().join("\n")
     });
     let stopped = tiers.shutdown();
@@ -107,7 +107,7 @@ fn run(args: &Args) -> Result<Report, Failure> {
 fn measure(args: &Args, plan: &load::Plan, tiers: &Tiers) -> Result<Report, Failure> {
     let local_first = is_local_first(args, plan, tiers);
     let place = |column: &str| match local_first {
-        true => Placement::Local,
+        true => Tier::LOCAL,
         false => tiers.placement(column),
     };
     let begun = Instant::now();
@@ -171,7 +171,7 @@ fn is_local_first(args: &Args, plan: &load::Plan, tiers: &Tiers) -> bool {
     }
 }
 
-fn tier_use(tier: &tiers::Tier) -> TierUse {
+fn tier_use(tier: &tiers::OpenTier) -> TierUse {
     let stats = tier.heap.stats();
     TierUse {
         name: tier.name.clone(),
@@ -235,7 +235,7 @@ impl Job<'_> {
         let mut bytes = 0;
         for (name, column) in self.data.columns() {
             let to = self.tiers.placement(name);
-            if to == Placement::Local {
+            if to == Tier::LOCAL {
                 continue;
             }
             let migration = stress::migrate(column, to, None, &never);

@@ -8,7 +8,7 @@ use crate::queries;
 use crate::tables::{AnyColumn, Database};
 use crate::tiers::Tiers;
 use crate::waits;
-use farheap::{ByteCount, Placement};
+use farheap::{ByteCount, Tier};
 use farheap_segments::{Migration, Migrator, SegmentError};
 use serde::Serialize;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -59,7 +59,7 @@ impl Stress {
 /// Moves all segments of a column.
 pub(crate) fn migrate(
     column: &dyn AnyColumn,
-    to: Placement,
+    to: Tier,
     rate: Option<ByteCount>,
     cancel: &AtomicBool,
 ) -> Migration {
@@ -142,11 +142,11 @@ fn migrate_until(
     let placed: Vec<_> = columns
         .iter()
         .map(|(name, column)| (*column, tiers.placement(name)))
-        .filter(|(_, placement)| *placement != Placement::Local)
+        .filter(|(_, placement)| *placement != Tier::LOCAL)
         .collect();
     let mut stress = Stress::default();
     for (column, placement) in placed.iter().cycle() {
-        let there = stress.count(&migrate(*column, Placement::Local, rate, stop));
+        let there = stress.count(&migrate(*column, Tier::LOCAL, rate, stop));
         if !there || !stress.count(&migrate(*column, *placement, rate, stop)) {
             break;
         }

@@ -10,7 +10,7 @@
 
 use crate::waits;
 use clap::ValueEnum;
-use farheap::{ByteCount, Placement};
+use farheap::{ByteCount, Tier};
 use farheap_segments::{AutoPlacement, Migrator, Reading, Segment, SegmentError};
 use std::ops::Range;
 
@@ -39,22 +39,22 @@ pub(crate) trait AnyColumn: Sync {
     /// Bytes of its values.
     fn bytes(&self) -> ByteCount;
 
-    /// Bytes of its values that lie at a placement.
-    fn bytes_at(&self, placement: Placement) -> ByteCount;
+    /// Bytes of its values that lie in a tier.
+    fn bytes_at(&self, tier: Tier) -> ByteCount;
 
     /// The addresses of its values at present, segment by segment.
     #[allow(dead_code, reason = "the benchmark `tiers` maps a file over them")]
     fn ranges(&self) -> Vec<Range<usize>>;
 
     /// Has the migrator move all its segments.
-    fn move_all<'a>(&'a self, migrator: &mut Migrator<'a>, to: Placement);
+    fn move_all<'a>(&'a self, migrator: &mut Migrator<'a>, to: Tier);
 
     /// Has the migrator move the segments that fit into `room`, which they take.
     #[allow(dead_code, reason = "the benchmark `tiers` compares with such a choice")]
-    fn move_within<'a>(&'a self, migrator: &mut Migrator<'a>, to: Placement, room: &mut ByteCount);
+    fn move_within<'a>(&'a self, migrator: &mut Migrator<'a>, to: Tier, room: &mut ByteCount);
 
     /// Has its segments placed by how often they are read: each by itself, or all together.
-    fn place_by_reads<'a>(&'a self, placement: &mut AutoPlacement<'a>, far: Placement, by: Unit);
+    fn place_by_reads<'a>(&'a self, placement: &mut AutoPlacement<'a>, far: Tier, by: Unit);
 }
 
 /// What is placed by itself.
@@ -71,8 +71,8 @@ impl<T: Copy + Send + Sync> AnyColumn for Column<T> {
         ByteCount(self.chunks.iter().map(|segment| segment.bytes().get()).sum())
     }
 
-    fn bytes_at(&self, placement: Placement) -> ByteCount {
-        let there = self.chunks.iter().filter(|segment| segment.placement() == placement);
+    fn bytes_at(&self, tier: Tier) -> ByteCount {
+        let there = self.chunks.iter().filter(|segment| segment.tier() == tier);
         ByteCount(there.map(|segment| segment.bytes().get()).sum())
     }
 
@@ -84,13 +84,13 @@ impl<T: Copy + Send + Sync> AnyColumn for Column<T> {
         self.chunks.iter().map(range).collect()
     }
 
-    fn move_all<'a>(&'a self, migrator: &mut Migrator<'a>, to: Placement) {
+    fn move_all<'a>(&'a self, migrator: &mut Migrator<'a>, to: Tier) {
         for segment in &self.chunks {
             migrator.add(segment, to);
         }
     }
 
-    fn move_within<'a>(&'a self, migrator: &mut Migrator<'a>, to: Placement, room: &mut ByteCount) {
+    fn move_within<'a>(&'a self, migrator: &mut Migrator<'a>, to: Tier, room: &mut ByteCount) {
         for segment in &self.chunks {
             if let Some(left) = room.get().checked_sub(segment.bytes().get()) {
                 *room = ByteCount(left);
@@ -99,7 +99,7 @@ impl<T: Copy + Send + Sync> AnyColumn for Column<T> {
         }
     }
 
-    fn place_by_reads<'a>(&'a self, placement: &mut AutoPlacement<'a>, far: Placement, by: Unit) {
+    fn place_by_reads<'a>(&'a self, placement: &mut AutoPlacement<'a>, far: Tier, by: Unit) {
         if by == Unit::Column {
             placement.add_together(&self.chunks, far);
             return;
@@ -152,7 +152,7 @@ macro_rules! tables {
                 /// When there is no memory for a segment.
                 pub(crate) fn load(
                     rows: impl Iterator<Item = $row>,
-                    place: &dyn Fn(&str) -> Placement,
+                    place: &dyn Fn(&str) -> Tier,
                 ) -> Result<$table, SegmentError> {
                     let mut rows = rows.peekable();
                     let mut chunk = Vec::with_capacity(CHUNK_ROWS);
@@ -287,10 +287,8 @@ mod tests {
     fn rows_are_cut_into_chunks_that_all_columns_share() {
         let rows = CHUNK_ROWS as i32 + 3;
         let row = |key| SupplierRow { s_suppkey: key, s_nationkey: (key % 25) as u8 };
-        let mut table = Supplier::load((0..rows).map(row), &|_| Placement::Local).expect("fits");
-        table.append(
-            Supplier::load((rows..rows + 1).map(row), &|_| Placement::Local).expect("fits"),
-        );
+        let mut table = Supplier::load((0..rows).map(row), &|_| Tier::LOCAL).expect("fits");
+        table.append(Supplier::load((rows..rows + 1).map(row), &|_| Tier::LOCAL).expect("fits"));
         let lengths: Vec<_> =
             table.s_suppkey.chunks().map(|chunk| table.s_suppkey.read(chunk).len()).collect();
         assert_eq!(lengths, [CHUNK_ROWS, 3, 1]);
@@ -299,9 +297,9 @@ mod tests {
         let [(key, keys), (nation, nations)] = table.columns()[..] else { panic!("two columns") };
         assert_eq!((key, nation), ("s_suppkey", "s_nationkey"));
         let values = CHUNK_ROWS as u64 + 4;
-        assert_eq!(keys.bytes_at(Placement::Local), ByteCount(4 * values));
-        assert_eq!(nations.bytes_at(Placement::Local), ByteCount(values));
-        assert_eq!(nations.bytes_at(Placement::Far), ByteCount::ZERO);
+        assert_eq!(keys.bytes_at(Tier::LOCAL), ByteCount(4 * values));
+        assert_eq!(nations.bytes_at(Tier::LOCAL), ByteCount(values));
+        assert_eq!(nations.bytes_at(Tier::FAR), ByteCount::ZERO);
     }
 
     #[test]

@@ -6,7 +6,7 @@
 use crate::options::Limit;
 use crate::tables::COLUMNS;
 use farheap::config::Builder;
-use farheap::{ByteCount, Error, FarHeap, Heap, Placement};
+use farheap::{ByteCount, Error, FarHeap, Heap, Tier};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::str::FromStr;
@@ -172,7 +172,7 @@ impl Plan {
 }
 
 /// A tier that runs.
-pub(crate) struct Tier {
+pub(crate) struct OpenTier {
     pub(crate) name: String,
     pub(crate) heap: Heap,
     /// Bytes of the columns that are to lie there.
@@ -181,7 +181,7 @@ pub(crate) struct Tier {
 
 /// The tiers that run, and where each column is to lie.
 pub(crate) struct Tiers {
-    tiers: Vec<Tier>,
+    tiers: Vec<OpenTier>,
     plan: Plan,
 }
 
@@ -195,7 +195,7 @@ impl Tiers {
         bytes_of: &dyn Fn(&str) -> ByteCount,
         cache: Option<Limit>,
     ) -> Result<Tiers, Error> {
-        let mut tiers: Vec<Tier> = Vec::new();
+        let mut tiers: Vec<OpenTier> = Vec::new();
         for (index, definition) in plan.definitions.iter().enumerate() {
             let data = plan.bytes_on(index, bytes_of);
             let limit = cache.unwrap_or(CACHE_DEFAULT).of(data);
@@ -212,20 +212,20 @@ impl Tiers {
                 None => config.start()?,
                 Some(first) => first.heap.add_tier(&definition.name, config)?,
             };
-            tiers.push(Tier { name: definition.name.clone(), heap, data });
+            tiers.push(OpenTier { name: definition.name.clone(), heap, data });
         }
         Ok(Tiers { tiers, plan })
     }
 
     /// All tiers.
-    pub(crate) fn all(&self) -> &[Tier] {
+    pub(crate) fn all(&self) -> &[OpenTier] {
         &self.tiers
     }
 
     /// Where a column is to lie.
-    pub(crate) fn placement(&self, column: &str) -> Placement {
+    pub(crate) fn placement(&self, column: &str) -> Tier {
         let tier = self.plan.columns.get(column).map(|tier| &self.tiers[*tier]);
-        tier.map_or(Placement::Local, |tier| Placement::Tier(tier.heap.tier()))
+        tier.map_or(Tier::LOCAL, |tier| tier.heap.tier())
     }
 
     /// Stops all tiers.

@@ -22,11 +22,11 @@ fn kept(size: usize) -> usize {
 }
 
 /// Large blocks that the calling thread's caches keep.
-fn large_bytes(running: &Running, placement: Placement) -> usize {
+fn large_bytes(running: &Running, placement: Tier) -> usize {
     match placement {
-        Placement::Local => thread_cache::access_local().map_or(0, |mut cache| cache.large_bytes()),
-        Placement::Far => running.arenas.large_bytes(),
-        Placement::Tier(tier) => panic!("{tier:?} is none of this test's"),
+        Tier::LOCAL => thread_cache::access_local().map_or(0, |mut cache| cache.large_bytes()),
+        Tier::FAR => running.arenas.large_bytes(),
+        tier => panic!("{tier:?} is none of this test's"),
     }
 }
 
@@ -40,14 +40,14 @@ fn a_freed_large_block_is_kept_and_serves_the_next_allocation_of_its_class() {
     let running = start_default();
     thread::scope(|threads| {
         threads.spawn(|| {
-            for placement in [Placement::Local, Placement::Far] {
-                let _scope = scope(placement);
+            for placement in [Tier::LOCAL, Tier::FAR] {
+                let _scope = Scope::enter(placement);
                 for size in [33 << 10, 70_000, 256 << 10, 1 << 20, 3_000_000, 8 << 20] {
                     let before = large_bytes(&running, placement);
                     pair(size);
                     assert_eq!(large_bytes(&running, placement), before + kept(size), "{size}");
                     let mut block = block(size - 100);
-                    assert_eq!(block.is_far(), placement == Placement::Far);
+                    assert_eq!(block.is_far(), placement == Tier::FAR);
                     assert_eq!(large_bytes(&running, placement), before, "{size} in {placement:?}");
                     block.check(size - 100);
                     drop(block);
@@ -66,8 +66,8 @@ fn a_freed_large_block_is_kept_and_serves_the_next_allocation_of_its_class() {
 #[test]
 fn a_kept_block_is_zero_when_zeroes_are_asked_for() {
     let running = start_default();
-    for placement in [Placement::Local, Placement::Far] {
-        let _scope = scope(placement);
+    for placement in [Tier::LOCAL, Tier::FAR] {
+        let _scope = Scope::enter(placement);
         for size in [40_000, 300_000, 2 << 20] {
             drop(block(size)); // Filled with a pattern.
             drop(Block::zeroed(layout(size, 8), 1).expect("memory"));
@@ -79,19 +79,19 @@ fn a_kept_block_is_zero_when_zeroes_are_asked_for() {
 #[test]
 fn sizes_that_are_used_no_more_make_place_for_others() {
     let running = start_default();
-    let _scope = scope(Placement::Local);
+    let _scope = Scope::enter(Tier::LOCAL);
     (0..3).for_each(|_| drop([(); 3].map(|()| block(4 << 20))));
     for _ in 0..50 {
         drop([(); 20].map(|()| block(256 << 10)));
         drop([(); 20].map(|()| block(64 << 10)));
     }
-    let before = large_bytes(&running, Placement::Local);
+    let before = large_bytes(&running, Tier::LOCAL);
     drop(block(512 << 10));
     drop(block(512 << 10));
-    let after = large_bytes(&running, Placement::Local);
+    let after = large_bytes(&running, Tier::LOCAL);
     assert!(after.abs_diff(before) <= 4 << 20, "one block of the oldest class went: {after}");
     let taken = block(512 << 10);
-    assert_eq!(large_bytes(&running, Placement::Local), after - (512 << 10), "it was kept");
+    assert_eq!(large_bytes(&running, Tier::LOCAL), after - (512 << 10), "it was kept");
     drop(taken);
     running.stop();
 }
@@ -104,8 +104,8 @@ fn a_thousand_threads_keep_less_than_64_mib_and_nothing_once_they_sleep() {
     thread::scope(|threads| {
         for _ in 0..THREADS {
             let work = || {
-                for placement in [Placement::Local, Placement::Far] {
-                    let _scope = scope(placement);
+                for placement in [Tier::LOCAL, Tier::FAR] {
+                    let _scope = Scope::enter(placement);
                     [100, 3_000, 30_000, 70_000, 256 << 10, 1 << 20, 1 << 21]
                         .into_iter()
                         .for_each(pair);
@@ -136,18 +136,18 @@ fn a_thousand_threads_keep_less_than_64_mib_and_nothing_once_they_sleep() {
 fn what_busy_threads_keep_of_large_blocks_comes_back_when_memory_is_short() {
     let running = start_default();
     {
-        let _scope = scope(Placement::Far);
+        let _scope = Scope::enter(Tier::FAR);
         drop(block(3_000));
         drop(block(8 << 20));
     }
-    for placement in [Placement::Local, Placement::Far] {
-        let _scope = scope(placement);
+    for placement in [Tier::LOCAL, Tier::FAR] {
+        let _scope = Scope::enter(placement);
         drop(block(2 << 20));
         assert!(large_bytes(&running, placement) >= 2 << 20);
     }
     running.give_back(ByteCount::mib(1));
-    assert_eq!(large_bytes(&running, Placement::Far), 0);
-    assert_eq!(large_bytes(&running, Placement::Local), 0);
+    assert_eq!(large_bytes(&running, Tier::FAR), 0);
+    assert_eq!(large_bytes(&running, Tier::LOCAL), 0);
     assert!(running.source.committed() < ByteCount::mib(1), "{}", running.source.committed());
     running.stop();
 }
@@ -156,18 +156,18 @@ fn what_busy_threads_keep_of_large_blocks_comes_back_when_memory_is_short() {
 fn caches_follow_a_limit_that_is_set_lower() {
     let running = start_default();
     {
-        let _scope = scope(Placement::Far);
+        let _scope = Scope::enter(Tier::FAR);
         drop(block(8 << 20));
-        assert_eq!(large_bytes(&running, Placement::Far), 8 << 20);
+        assert_eq!(large_bytes(&running, Tier::FAR), 8 << 20);
         running.arenas.follow_limit(ByteCount::mib(8), 1);
         drop(block(1 << 10)); // Not idle.
         running.arenas.maintain();
         assert!(running.arenas.caches().room() <= ByteCount::mib(1));
         drop(block(8 << 20));
-        assert_eq!(large_bytes(&running, Placement::Far), 0, "it is larger than all may keep");
+        assert_eq!(large_bytes(&running, Tier::FAR), 0, "it is larger than all may keep");
         running.arenas.follow_limit(ByteCount::gib(8), 1);
         drop(block(8 << 20));
-        assert_eq!(large_bytes(&running, Placement::Far), 8 << 20);
+        assert_eq!(large_bytes(&running, Tier::FAR), 8 << 20);
     }
     running.stop();
 }
@@ -197,7 +197,7 @@ fn large_local_blocks_move_between_threads_and_keep_their_bytes() {
 
 /// Random operations on local blocks up to 9 MiB, some of which come from and go to another thread.
 fn exchange(seed: u64, next: mpsc::SyncSender<Block>, previous: mpsc::Receiver<Block>) {
-    let _scope = scope(Placement::Local);
+    let _scope = Scope::enter(Tier::LOCAL);
     let mut random = dice(seed);
     let mut kept: Vec<Block> = Vec::new();
     for round in 0..600 {

@@ -10,7 +10,7 @@ fn options() -> FarArenasOptions {
 }
 
 fn far_blocks(count: usize, size: usize) -> Vec<Block> {
-    let _scope = scope(Placement::Far);
+    let _scope = Scope::enter(Tier::FAR);
     (0..count).map(|_| block(size)).collect()
 }
 

@@ -31,9 +31,9 @@ impl Four {
     }
 
     /// All places that memory can come from, local memory first.
-    fn places(&self) -> Vec<Place> {
-        let tiers = self.all().into_iter().map(|arenas| Place(Some(arenas.tier())));
-        [Place(None)].into_iter().chain(tiers).collect()
+    fn places(&self) -> Vec<Tier> {
+        let tiers = self.all().into_iter().map(FarArenas::tier);
+        [Tier::LOCAL].into_iter().chain(tiers).collect()
     }
 
     fn stop(self) {
@@ -47,25 +47,18 @@ impl Four {
     }
 }
 
-/// Local memory, or a tier.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place(Option<Tier>);
-
-impl Place {
+impl Tier {
     /// Allocates here, by a scope or by the handle.
     fn block(self, layout: Layout, seed: u8, by_scope: bool) -> Option<Block> {
-        let placement = self.0.map_or(Placement::Local, Placement::Tier);
-        let _scope = scope(placement);
-        let block = match self.0 {
-            Some(tier) if !by_scope => {
-                let ptr =
-                    tier.allocate(layout).map_or(std::ptr::null_mut(), |ptr| ptr.as_ptr().cast());
-                Block::filled(ptr, layout, seed)
-            }
-            _ => Block::new(layout, seed),
+        let _scope = Scope::enter(self);
+        let block = if by_scope {
+            Block::new(layout, seed)
+        } else {
+            let ptr = self.allocate(layout).map_or(std::ptr::null_mut(), |ptr| ptr.as_ptr().cast());
+            Block::filled(ptr, layout, seed)
         };
         if let Some(block) = &block {
-            assert_eq!(Tier::of(block.ptr), self.0, "{layout:?} at {:p}", block.ptr);
+            assert_eq!(Tier::of(block.ptr), Some(self), "{layout:?} at {:p}", block.ptr);
         }
         block
     }
@@ -79,15 +72,15 @@ fn each_tier_serves_what_names_it() {
             for by_scope in [false, true] {
                 let mut block = place.block(layout(size, 8), 3, by_scope).expect("memory");
                 // A local block would go far when it grows.
-                let _local = place.0.is_none().then(|| scope(Placement::Local));
+                let _local = (place == Tier::LOCAL).then(|| Scope::enter(Tier::LOCAL));
                 assert!(block.resize(size * 2), "{place:?}");
-                assert_eq!(Tier::of(block.ptr), place.0, "a block stays in its tier");
-                assert_eq!(Far::contains(block.ptr), place.0.is_some());
+                assert_eq!(Tier::of(block.ptr), Some(place), "a block stays in its tier");
+                assert_eq!(Far::contains(block.ptr), place != Tier::LOCAL);
             }
         }
     }
-    let _scope = scope(Placement::Far);
-    assert_eq!(Tier::of(block(8).ptr), Some(four.default.arenas.tier()));
+    let _scope = Scope::enter(Tier::FAR);
+    assert_eq!(Tier::of(block(8).ptr), Some(Tier::FAR));
     drop(_scope);
     four.stop();
 }
@@ -99,7 +92,7 @@ fn what_is_far_by_its_size_is_of_the_default_tier() {
     assert!(!small.is_far());
     assert!(small.resize(100_000));
     for block in [&small, &block(70_000)] {
-        assert_eq!(Tier::of(block.ptr), Some(four.default.arenas.tier()));
+        assert_eq!(Tier::of(block.ptr), Some(Tier::FAR));
     }
     drop(small);
     four.stop();
@@ -112,7 +105,7 @@ fn memory_of_no_tier_crosses_to_another_however_it_is_freed_by_short_lived_threa
     let four = start_four();
     let places = four.places();
     // What ended threads have left; the next ones free it and add their own.
-    let left: Mutex<Vec<(Place, Block)>> = Mutex::new(Vec::new());
+    let left: Mutex<Vec<(Tier, Block)>> = Mutex::new(Vec::new());
     let next = AtomicUsize::new(0);
     let short_lived = |seed: u64| {
         let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
@@ -123,7 +116,7 @@ fn memory_of_no_tier_crosses_to_another_however_it_is_freed_by_short_lived_threa
             state as usize % bound
         };
         let lock = || left.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut mine: Vec<(Place, Block)> = Vec::new();
+        let mut mine: Vec<(Tier, Block)> = Vec::new();
         for round in 0..60 {
             let place = places[random(places.len())];
             let most = 200 << random(11);
@@ -134,7 +127,7 @@ fn memory_of_no_tier_crosses_to_another_however_it_is_freed_by_short_lived_threa
                 let at = random(mine.len());
                 let (place, mut block) = mine.swap_remove(at);
                 block.resize(1 + random(50_000));
-                assert_eq!(Tier::of(block.ptr), place.0, "a block stays in its tier");
+                assert_eq!(Tier::of(block.ptr), Some(place), "a block stays in its tier");
                 mine.push((place, block));
             }
             if random(2) == 0 && !mine.is_empty() {
@@ -202,7 +195,7 @@ fn caches_of_all_tiers_keep_no_more_than_those_of_one() {
     follow();
     for arenas in &tiers {
         for size in [100, 3_000, 70_000, 256 << 10, 1 << 20, 3 << 20, 8 << 20, 8 << 20] {
-            let place = Place(Some(arenas.tier()));
+            let place = arenas.tier();
             drop([0, 1].map(|seed| place.block(layout(size, 8), seed, false)));
         }
         assert!(arenas.caches().room() > ByteCount::ZERO, "nothing was kept");
@@ -216,7 +209,7 @@ fn caches_of_all_tiers_keep_no_more_than_those_of_one() {
 fn a_tier_with_memory_in_use_keeps_all_from_ending() {
     let four = start_four();
     let tiers = four.all();
-    let held = Place(Some(tiers[2].tier())).block(layout(5_000, 8), 1, false).expect("memory");
+    let held = tiers[2].tier().block(layout(5_000, 8), 1, false).expect("memory");
     assert_eq!(uninstall(&tiers), Err(Error::InUse { bytes: ByteCount(5_000) }));
     for place in four.places() {
         drop(place.block(layout(70_000, 8), 2, true).expect("all tiers go on"));
@@ -233,14 +226,14 @@ fn the_name_of_a_tier_that_has_ended_names_no_later_one() {
         let (arenas, _source) = add(1);
         let old = arenas.tier();
         assert!(names.insert(old), "{old:?} was another tier's");
-        let one = Place(Some(old)).block(layout(100, 8), 1, false).expect("memory");
+        let one = old.block(layout(100, 8), 1, false).expect("memory");
         drop(one);
         uninstall(&[arenas]).expect("everything was freed");
         let (next, _source) = add(1);
         assert_eq!(next.tier().slot(), old.slot());
         assert!(old.allocate(layout(100, 8)).is_err());
         // As in a far scope without a heap.
-        let _scope = scope(Placement::Tier(old));
+        let _scope = Scope::enter(old);
         assert!(!block(100).is_far());
         uninstall(&[next]).expect("everything was freed");
     }
@@ -271,7 +264,7 @@ fn addresses_of_a_tier_that_has_ended_are_local() {
     assert!(addrs.iter().all(|addr| Tier::of(*addr) == Some(ended.tier())));
     uninstall(&[ended]).expect("nothing was allocated");
     drop(source);
-    assert!(addrs.iter().all(|addr| !Far::contains(*addr) && Tier::of(*addr).is_none()));
+    assert!(addrs.iter().all(|addr| !Far::contains(*addr) && Tier::of(*addr) == Some(Tier::LOCAL)));
     for (arenas, _) in &four.more {
         assert_eq!(Tier::of(arenas.bounds().0 as *const u8), Some(arenas.tier()));
     }

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 /// Puts a far block of this size at hand: one that was freed.
 fn have_at_hand(size: usize) {
-    let block = c_malloc::allocate(size, 16, Some(Placement::Far), false).expect("memory");
+    let block = c_malloc::allocate(size, 16, Some(Tier::FAR), false).expect("memory");
     // SAFETY: allocated just now, not used any more.
     unsafe { c_malloc::free(block) }
 }
@@ -16,7 +16,7 @@ fn have_at_hand(size: usize) {
 fn a_far_block_that_c_resizes_stays_far_with_its_bytes_and_is_counted_once() {
     let running = start_default();
     have_at_hand(500);
-    let block = c_malloc::allocate(100, 16, Some(Placement::Far), false).expect("memory");
+    let block = c_malloc::allocate(100, 16, Some(Tier::FAR), false).expect("memory");
     // SAFETY: the block has 100 bytes.
     unsafe { block.write_bytes(7, 100) };
     // SAFETY: allocated above. 112 bytes of it can be used.
@@ -41,7 +41,7 @@ fn the_size_of_a_far_block_is_jemallocs_whatever_was_on_its_page_before() {
     for (size, align) in
         [(16, 16), (100, 16), (100, 64), (3000, 16), (20_000, 4096), (90_000, 16), (48, 16)]
     {
-        let far = |_| c_malloc::allocate(size, align, Some(Placement::Far), false).expect("memory");
+        let far = |_| c_malloc::allocate(size, align, Some(Tier::FAR), false).expect("memory");
         let mut blocks: Vec<_> = (0..(1 << 20) / size).map(far).collect();
         for block in &mut blocks {
             // SAFETY: allocated above. (What it was aligned to beyond 16 is lost.)
@@ -69,7 +69,7 @@ fn a_block_at_hand_is_taken_by_its_size_whatever_the_scope_says() {
         let running = start(ByteCount::gib(1), options);
         for size in [64, 3000] {
             have_at_hand(size);
-            let _local = scope(Placement::Local);
+            let _local = Scope::enter(Tier::LOCAL);
             let taken = c_malloc::allocate_at_hand_by_size(size, 16);
             assert_eq!(taken.is_some(), is_far, "{size} of {threshold}");
             // SAFETY: allocated above.

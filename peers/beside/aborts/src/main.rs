@@ -3,7 +3,7 @@
 #[path = "../../common.rs"]
 mod common;
 
-use farheap::{FarHeap, Heap, Placement, scope};
+use farheap::{FarHeap, Heap, Scope, Tier};
 use std::process::ExitCode;
 
 #[global_allocator]
@@ -17,7 +17,7 @@ fn main() -> ExitCode {
     let threads: Vec<_> = (0..4_u64)
         .map(|thread| {
             std::thread::spawn(move || {
-                let _far = scope(Placement::Far);
+                let _far = Scope::enter(Tier::FAR);
                 let lists: Vec<Vec<u64>> = (0..2_000)
                     .map(|list| (0..list % 1000).map(|at| at * list + thread).collect())
                     .collect();

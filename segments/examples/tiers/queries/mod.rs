@@ -95,7 +95,7 @@ mod tests {
     use super::*;
     use crate::answers::{Value, published};
     use crate::load::{Plan, database};
-    use farheap::Placement;
+    use farheap::Tier;
 
     #[test]
     fn years_begin_on_new_years_day() {
@@ -108,7 +108,7 @@ mod tests {
     #[test]
     fn answers_do_not_depend_on_how_the_tables_are_cut() {
         let plan = Plan::count(0.02);
-        let load = |parts| database(&plan, parts, &|_| Placement::Local).expect("30 MiB fit");
+        let load = |parts| database(&plan, parts, &|_| Tier::LOCAL).expect("30 MiB fit");
         let (whole, cut) = (load(1), load(5));
         for query in crate::answers::QUERIES {
             let answer = run(query, &whole);
@@ -120,7 +120,7 @@ mod tests {
     #[test]
     fn each_query_has_as_many_columns_as_the_published_answer() {
         let plan = Plan::count(0.05);
-        let data = database(&plan, 2, &|_| Placement::Local).expect("20 MiB fit");
+        let data = database(&plan, 2, &|_| Tier::LOCAL).expect("20 MiB fit");
         for query in crate::answers::QUERIES {
             let published = published(query, 1.0).expect("published");
             let columns = published[0].split('|').count();
