@@ -47,10 +47,10 @@ use farheap::region::{Latency, Region};
 use farheap::{Heap, Local};
 use metrics::Label;
 use names::{MetricKind, MetricSubject};
-use std::fs;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
+use std::{fs, io};
 
 /// Gives the recorder units and meanings of all metrics: once, after it is installed.
 pub fn describe() {
@@ -65,7 +65,7 @@ pub fn describe() {
 
 /// Publishes the numbers of all tiers of the heaps that run, and the resident memory of the process.
 ///
-/// Without a heap there is nothing to publish. Takes jemalloc's locks for a moment, as [`Heap::usage`] does.
+/// Publishes nothing before a heap runs. Takes jemalloc's locks for a moment, as [`Heap::usage`] does.
 pub fn publish_heap() {
     let tiers = Heap::tiers();
     let local = Local::usage().resident_bytes.0;
@@ -169,7 +169,7 @@ pub struct Publishing {
 /// `publish` calls the functions above for what is to be published.
 ///
 /// # Errors
-/// The kernel's, if it has no room for a thread.
+/// [`InvalidInput`](io::ErrorKind::InvalidInput) for a time of zero; the kernel's, if it has no room for a thread.
 ///
 /// # Examples
 /// ```
@@ -180,10 +180,13 @@ pub struct Publishing {
 /// drop(publishing);
 /// # Ok::<(), std::io::Error>(())
 /// ```
-pub fn every(
-    time: Duration,
-    mut publish: impl FnMut() + Send + 'static,
-) -> std::io::Result<Publishing> {
+pub fn every(time: Duration, mut publish: impl FnMut() + Send + 'static) -> io::Result<Publishing> {
+    // The thread would publish without a pause, and jemalloc's locks with it.
+    if time.is_zero() {
+        let reason =
+            "metrics cannot be published every 0 s: take a time such as Duration::from_secs(10)";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
+    }
     let (stop, stopped) = channel();
     let thread = thread::Builder::new().name("farheap-metrics".to_owned()).spawn(move || {
         describe();
@@ -202,5 +205,18 @@ impl Drop for Publishing {
         let ended = self.thread.take().map(JoinHandle::join);
         // A panic of `publish` is the program's, and its message was printed.
         drop(ended);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_of_zero_is_refused_and_nothing_is_published() {
+        let refused = every(Duration::ZERO, || panic!("nothing is to be published"));
+        let error = refused.expect_err("a thread would publish without a pause");
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+        assert!(error.to_string().contains("Duration::from_secs(10)"), "{error}");
     }
 }
