@@ -34,6 +34,7 @@ mod page;
 mod pager;
 #[cfg(not(loom))]
 mod pins;
+mod probes;
 #[cfg(not(loom))]
 mod purge;
 #[cfg(not(loom))]

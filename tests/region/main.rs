@@ -6,6 +6,7 @@ mod common;
 mod limits;
 mod mappings;
 mod privacy;
+mod probes;
 mod shadow;
 mod soak;
 mod stats;

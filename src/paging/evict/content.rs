@@ -8,6 +8,7 @@ use crate::paging::page::word::{FrameId, State, Word};
 use crate::paging::page::{BATCH_MAX, CHUNK_PAGES, PAGE, backoff};
 use crate::paging::pager::memory::RegionMemory;
 use crate::paging::pager::slot_store::SlotStore;
+use crate::paging::probes;
 use crate::sys::vm::Piece;
 
 /// Takes up to `want` victims, at least one, off the policy's lists. One of a chunk that came in
@@ -129,6 +130,7 @@ pub(in crate::paging) fn drop_clean(
     let bytes = (clean.len() * PAGE) as u64;
     memory.budget().uncharge(ByteCount(bytes));
     memory.pool().managed().gave_back(bytes);
+    probes::evicted(clean.len());
     memory.counters().evicted_clean.add(clean.len() as u64);
     let unseen = clean.iter().filter(|(_, word)| word.prefetched()).count();
     memory.counters().prefetch_unused.add(unseen as u64);

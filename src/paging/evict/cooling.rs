@@ -6,6 +6,7 @@ use crate::paging::fault::starved::take_first;
 use crate::paging::page::CHUNK_PAGES;
 use crate::paging::page::protocol::{self, Borrowed, Content};
 use crate::paging::page::word::{FrameId, Word};
+use crate::paging::probes;
 
 impl Evictor {
     /// Decides about frames that have cooled, leaving the youngest `keep`; writes the dirty ones.
@@ -25,6 +26,7 @@ impl Evictor {
     /// once, which costs one release of memory.
     pub(super) fn release(&mut self) {
         if !self.outgoing.left.is_empty() {
+            probes::evicted(self.outgoing.left.len());
             let mut policy = self.pager.memory().policy().lock();
             self.outgoing.left.drain(..).for_each(|page| policy.evicted(page));
         }

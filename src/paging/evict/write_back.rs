@@ -4,12 +4,14 @@ use crate::base::error::Result;
 use crate::base::units::{ByteCount, SlotCount, SlotId};
 use crate::paging::diagnostics;
 use crate::paging::evict::outgoing::Outgoing;
+use crate::paging::page::PAGE;
 use crate::paging::page::frame_meta::FrameOutcome;
 use crate::paging::page::protocol::{self, Written};
 use crate::paging::page::word::{FrameId, Word};
 use crate::paging::pager::Pager;
 use crate::paging::pager::health::NO_SLOT;
 use crate::paging::pager::health::errno_of;
+use crate::paging::probes::{self, StallReason};
 use crate::paging::transfer::{Aim, LONG_MAX, Transfer, Transfers};
 use crate::store::{Op, may_come_late};
 use std::sync::Arc;
@@ -203,6 +205,7 @@ impl WriteBack {
         self.pager.counters().write_times.add(write.took());
         match result {
             Ok(()) => {
+                probes::written(write.len(), write.len() * PAGE);
                 if write.aim() == Aim::WriteBack {
                     self.note_works();
                 }
@@ -274,6 +277,7 @@ impl WriteBack {
     }
 
     fn pause(&mut self, errno: u32) {
+        probes::stalled(StallReason::WritesPaused);
         self.pager.health().note_write_failed(errno);
         self.write_again = Some(Instant::now() + self.write_pause);
         self.write_pause = (self.write_pause * 2).min(PAUSE_MAX);

@@ -43,6 +43,7 @@ use crate::paging::page::CHUNK_PAGES;
 use crate::paging::page::protocol;
 use crate::paging::page::word::{FrameId, State, Word};
 use crate::paging::pager::Pager;
+use crate::paging::probes::{self, StallReason};
 use crate::paging::readahead::FaultOn;
 use crate::paging::transfer::{Transfer, check_read};
 use crate::sys::thread::THREAD_BYTES;
@@ -287,7 +288,9 @@ impl FaultQueue {
     ) -> bool {
         match self.resolve(page, fault, arrived) {
             FaultStatus::Resolved => {
-                self.pager.counters().fault_times[self.index].add(arrived.elapsed());
+                let took = arrived.elapsed();
+                probes::fault_answered(page, took);
+                self.pager.counters().fault_times[self.index].add(took);
             }
             FaultStatus::Reading => {}
             FaultStatus::NoRoom => return false,
@@ -302,6 +305,9 @@ impl FaultQueue {
     fn keep(&mut self, fault: Fault, arrived: Instant, why: FaultStatus, before: Option<Waiting>) {
         let (shown, deadline) = (self.reads.shown(), self.pager.health().deadline());
         let before = before.filter(|before| before.why == why);
+        if why == FaultStatus::QueueFull && before.is_none() {
+            probes::stalled(StallReason::QueueFull);
+        }
         let mut term = before.map_or_else(|| Term::start(shown), |before| before.term);
         // All that the device has got it has not answered for a whole deadline: it will not even
         // get this one.

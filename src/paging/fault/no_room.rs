@@ -14,6 +14,7 @@ use crate::paging::pager::health::Health;
 use crate::paging::pager::health::NO_SLOT;
 use crate::paging::pager::lost;
 use crate::paging::pager::memory::RegionMemory;
+use crate::paging::probes::{self, StallReason};
 use crate::sys::uffd::Fault;
 use std::time::{Duration, Instant};
 
@@ -54,6 +55,7 @@ pub(in crate::paging) fn wait_for_room(
 ) {
     let class = room_class(memory, page).unwrap_or(RoomClass::Content);
     memory.counters().faults_starved.bump();
+    probes::stalled(StallReason::NoFrame);
     memory.pool().waiters().begin_starving();
     memory.pool().waiters().starved().push(fault, arrived, class, health.writes_failed());
     memory.pool().waiters().call_evictor();

@@ -19,6 +19,7 @@ use crate::paging::page::word::{FrameId, State, Word};
 use crate::paging::pager::Pager;
 use crate::paging::pager::memory::ReadPage;
 use crate::paging::pager::table::PageTable;
+use crate::paging::probes;
 use crate::paging::transfer::{Aim, LONG_MAX, READ_MAX, Transfer, Transfers};
 use crate::store::Op;
 use crate::sys::uffd::Wake;
@@ -443,9 +444,10 @@ impl Reads {
         let wake = if is_wanted && self.wakes_at_once(context) { Wake::Yes } else { Wake::No };
         let Ok(mapped) = fill::map_fills(&self.pager, first, row, write, wake) else { return 1 };
         for (n, _) in (0..).zip(&row[..mapped]).filter(|(_, read)| read.wanted) {
-            self.count_served(self.demanded_at(FrameId(first.0 + n)));
+            let page = PageId(page.0 + u64::from(n));
+            self.count_served(page, self.demanded_at(FrameId(first.0 + n)));
             if wake == Wake::No {
-                self.to_wake.push(PageId(page.0 + u64::from(n)));
+                self.to_wake.push(page);
                 if self.to_wake.len() >= WAKE_MAX {
                     self.wake_all(more, context);
                 }
@@ -455,11 +457,15 @@ impl Reads {
     }
 
     /// Counts a fault that a read has served. `None`: another handler's.
-    fn count_served(&self, arrived: Option<Instant>) {
+    fn count_served(&self, page: PageId, arrived: Option<Instant>) {
         let counters = self.pager.counters();
         counters.faults_read.bump();
         match arrived {
-            Some(arrived) => counters.fault_times[self.index].add(arrived.elapsed()),
+            Some(arrived) => {
+                let took = arrived.elapsed();
+                probes::fault_answered(page, took);
+                counters.fault_times[self.index].add(took);
+            }
             None => counters.prefetch_hits.bump(),
         }
     }

@@ -34,6 +34,7 @@ use crate::paging::page::{PAGE, backoff};
 use crate::paging::pager::Pager;
 use crate::paging::pager::memory::{ReadPage, RegionMemory};
 use crate::paging::pager::slot_store::SlotStore;
+use crate::paging::probes::{self, StallReason};
 use crate::paging::readahead::{FaultOn, PrefetchRun};
 use crate::paging::transfer::check_read;
 use crate::sys::signal::{self, BusCause, BusFault};
@@ -136,7 +137,10 @@ fn serve_in_thread(pager: &Pager, bus: BusFault) -> bool {
             _ => in_memory::resolve_in_memory(pager, page, word, protected),
         };
         match answer {
-            Some(FaultStatus::Resolved | FaultStatus::Reading) => return true,
+            Some(FaultStatus::Resolved | FaultStatus::Reading) => {
+                probes::fault_answered(page, Duration::ZERO); // The time is not taken here.
+                return true;
+            }
             Some(FaultStatus::TryAgain | FaultStatus::QueueFull) => backoff(&mut spins),
             Some(FaultStatus::NoRoom) => starve_in_thread(pager, page, &mut starved),
             None => {}
@@ -152,6 +156,7 @@ fn starve_in_thread(pager: &Pager, page: PageId, since: &mut Option<(Stopwatch, 
     let progress = pager.starved().progress(class);
     let (watch, stall) = since.get_or_insert_with(|| {
         pager.counters().faults_starved.bump();
+        probes::stalled(StallReason::NoFrame);
         let failed = pager.health().writes_failed();
         let stall = Stall::new(Duration::ZERO, progress, failed);
         (Stopwatch::start(pager.health().deadline(), now), stall)
