@@ -2,6 +2,7 @@
 
 use clap::ValueHint;
 use clap_complete::Shell;
+use std::fs;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -21,7 +22,7 @@ pub(crate) struct Completions {
 /// Writes the man pages of this command and its subcommands into a directory, such as ~/.local/share/man/man1.
 #[derive(clap::Args)]
 pub(crate) struct Man {
-    /// Directory, which exists
+    /// Directory, made where it is missing
     #[arg(value_name = "DIR", value_hint = ValueHint::DirPath)]
     dir: PathBuf,
 }
@@ -39,7 +40,8 @@ fn completions_for(shell: Shell, mut command: clap::Command) -> Vec<u8> {
 }
 
 pub(crate) fn man(options: &Man, command: clap::Command) -> io::Result<ExitCode> {
-    clap_mangen::generate_to(command, &options.dir).map_err(|error| {
+    let made = fs::create_dir_all(&options.dir);
+    made.and_then(|()| clap_mangen::generate_to(command, &options.dir)).map_err(|error| {
         io::Error::new(error.kind(), format!("{}: {error}", options.dir.display()))
     })?;
     Ok(ExitCode::SUCCESS)
@@ -50,7 +52,6 @@ mod tests {
     use super::*;
     use crate::Cli;
     use clap::CommandFactory;
-    use std::fs;
 
     /// Long options of a text of `--help`.
     fn options(help: &str) -> Vec<String> {
@@ -69,9 +70,10 @@ mod tests {
     fn pages_and_completions_have_each_subcommand_and_option_of_the_help() {
         let dir = tempfile::tempdir().expect("a directory");
         let mut command = Cli::command();
-        man(&Man { dir: dir.path().to_owned() }, command.clone()).expect("pages");
+        let dir = dir.path().join("man/man1"); // It is missing.
+        man(&Man { dir: dir.clone() }, command.clone()).expect("pages");
         let page = |name: &str| {
-            let page = fs::read_to_string(dir.path().join(format!("{name}.1"))).expect(name);
+            let page = fs::read_to_string(dir.join(format!("{name}.1"))).expect(name);
             page.replace('\\', "")
         };
         let text = |shell| String::from_utf8(completions_for(shell, Cli::command())).expect("text");

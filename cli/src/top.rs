@@ -43,7 +43,7 @@ const BAR: usize = 30;
 /// their latency, what the device reads and writes.
 ///
 /// Latencies are from reading a fault's event to its answer, since the start of the process. Rates are of
-/// the time between two looks; the process writes its numbers once a second.
+/// the time between two looks, `-` at the first; the process writes its numbers once a second.
 #[derive(clap::Args)]
 #[command(after_help = "Faults in a second:
   read         waited for the device: thousands all the time say that the limit is small
@@ -324,13 +324,17 @@ fn print_tier(
     tier: &TierReport,
     earlier: Option<(&TierReport, f64)>,
 ) -> std::fmt::Result {
-    let rate = |name: &str| match earlier {
-        Some((before, seconds)) => {
+    // Nothing is known of the time before the first look.
+    let rate = |name: &str| {
+        earlier.map(|(before, seconds)| {
             tier.value(name).saturating_sub(before.value(name)) as f64 / seconds
-        }
-        None => 0.0,
+        })
     };
-    let rate_bytes = |name: &str| ByteCount(rate(name) as u64);
+    let faults =
+        |name: &str| rate(name).map_or_else(|| "-".to_owned(), |rate| format!("{rate:.0}"));
+    let bytes = |name: &str| {
+        rate(name).map_or_else(|| "-".to_owned(), |rate| ByteCount(rate as u64).to_string())
+    };
     let us = |name: &str| format!("{:.0} us", tier.value(name) as f64 / 1e3);
     let (resident, limit) = (tier.bytes("resident_bytes"), tier.bytes("limit_bytes"));
     let full = (BAR as u128 * u128::from(resident.0) / u128::from(limit.0.max(1))).min(BAR as u128)
@@ -352,12 +356,12 @@ fn print_tier(
     )?;
     writeln!(
         text,
-        "  faults/s   {:.0} read, {:.0} zero, {:.0} cooling, {:.0} first write, {:.0} starved",
-        rate("faults_read"),
-        rate("faults_zero"),
-        rate("faults_cooling"),
-        rate("faults_protect"),
-        rate("faults_starved"),
+        "  faults/s   {} read, {} zero, {} cooling, {} first write, {} starved",
+        faults("faults_read"),
+        faults("faults_zero"),
+        faults("faults_cooling"),
+        faults("faults_protect"),
+        faults("faults_starved"),
     )?;
     let [median, tail, max] = ["fault_ns_p50", "fault_ns_p99", "fault_ns_max"].map(us);
     writeln!(
@@ -367,8 +371,8 @@ fn print_tier(
     writeln!(
         text,
         "  device/s   {} read, {} written; requests in flight {} and {}",
-        rate_bytes("bytes_read"),
-        rate_bytes("bytes_written"),
+        bytes("bytes_read"),
+        bytes("bytes_written"),
         tier.value("reads_in_flight"),
         tier.value("writes_in_flight"),
     )?;
@@ -461,6 +465,9 @@ mod tests {
         let mut text = String::new();
         print_tier(&mut text, &tier(70), Some((&tier(20), 2.0))).expect("a string");
         assert!(text.contains("faults/s   25 read"), "{text}");
+        text.clear();
+        print_tier(&mut text, &tier(70), None).expect("a string");
+        assert!(text.contains("faults/s   - read"), "there is no rate yet: {text}");
     }
 
     #[test]
