@@ -52,6 +52,7 @@ pub(super) fn userfaultfd(probe: &Probe, config: Option<&Configuration>) -> Chec
                 "with user-mode-only faults a system call fails with EFAULT when it reads or \
                  writes far memory that is not resident",
             );
+            let check = check.meaning("`farheap run` refuses every program");
             match mode {
                 FaultMode::Kernel => check.meaning("`mode:kernel` asks for kernel-mode faults"),
                 FaultMode::Auto => check.meaning(
@@ -330,7 +331,8 @@ mod tests {
         let check = userfaultfd(&probe, None);
         assert_eq!(check.verdict, Verdict::Warn);
         assert!(check.meaning[0].contains("fails with EFAULT"), "{check:?}");
-        let local = |check: &Check| check.meaning[1].contains("goes far because of its size");
+        assert!(check.meaning[1].contains("`farheap run` refuses"), "{check:?}");
+        let local = |check: &Check| check.meaning[2].contains("goes far because of its size");
         assert!(local(&check), "{check:?}");
         for text in ["far_limit:64MiB,mode:user", "far_limit:64MiB,mode:in_thread"] {
             let config = Configuration::parse(text).expect(text);
