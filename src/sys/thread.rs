@@ -380,6 +380,7 @@ mod tests {
     #[cfg_attr(miri, ignore = "asks the kernel")]
     fn a_thread_that_gave_way_takes_its_share_again() {
         let allowed = may_give_way();
+        let is_idle = policy() == libc::SCHED_IDLE; // As `chrt --idle 0 cargo test` makes it.
         let seen = std::thread::spawn(move || {
             let gave = allowed && set_share(current(), Share::GivesWay).is_ok();
             let (low, back) = (policy(), gave && set_share(current(), Share::Equal).is_ok());
@@ -387,7 +388,7 @@ mod tests {
         });
         let (gave, low, back, after) = seen.join().expect("no panic");
         assert_eq!((gave, back), (allowed, allowed));
-        assert_eq!(low == libc::SCHED_IDLE, allowed);
+        assert_eq!(low == libc::SCHED_IDLE, allowed || is_idle);
         assert!(!allowed || after == libc::SCHED_OTHER);
     }
 
