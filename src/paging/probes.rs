@@ -1,10 +1,11 @@
-//! Probes (USDT) for tracers such as bpftrace, perf and gdb: where faults are answered, pages leave, writes end, and
-//! work stalls.
+//! Probes (USDT) for tracers such as bpftrace and gdb: where faults are answered, pages leave, writes end, and work
+//! stalls.
 //!
 //! A probe is a `nop` that a note of the file describes, and costs no more while nobody traces it: arguments are values
 //! that are at hand. `book/src/how_to/containers.md` has a table of them. Used by `fault` and `evict`.
 
 use crate::base::units::PageId;
+use probe::probe;
 use std::time::Duration;
 
 /// Why work waits; the numbers are those of the table.
@@ -18,28 +19,26 @@ pub(in crate::paging) enum StallReason {
     WritesPaused = 3,
 }
 
-/// Defines functions that are a probe each.
-macro_rules! probes {
-    ($($(#[$doc:meta])* $function:ident($($argument:ident: $type:ty = $value:expr),*) is $name:ident;)*) => { $(
-        $(#[$doc])*
-        #[inline(always)]
-        pub(in crate::paging) fn $function($($argument: $type),*) {
-            // Miri knows no assembly.
-            #[cfg(not(miri))]
-            probe::probe!(farheap, $name, $($value),*);
-            #[cfg(miri)]
-            let _ = ($($value),*);
-        }
-    )* };
+/// A fault was answered.
+#[inline(always)]
+pub(in crate::paging) fn fault_answered(page: PageId, took: Duration) {
+    probe!(farheap, fault, page.0, took.as_nanos() as u64);
 }
 
-probes! {
-    /// A fault was answered, in nanoseconds.
-    fault_answered(page: PageId = page.0, took: Duration = took.as_nanos() as u64) is fault;
-    /// Pages have left memory.
-    evicted(pages: usize = pages) is evict;
-    /// The device has pages.
-    written(pages: usize = pages, bytes: usize = bytes) is write_back;
-    /// Work waits from now on.
-    stalled(reason: StallReason = reason as u8) is stall;
+/// Pages have left memory.
+#[inline(always)]
+pub(in crate::paging) fn evicted(pages: usize) {
+    probe!(farheap, evict, pages);
+}
+
+/// The device has written pages.
+#[inline(always)]
+pub(in crate::paging) fn written(pages: usize, bytes: usize) {
+    probe!(farheap, write_back, pages, bytes);
+}
+
+/// Work waits from now on.
+#[inline(always)]
+pub(in crate::paging) fn stalled(reason: StallReason) {
+    probe!(farheap, stall, reason as u8);
 }
