@@ -236,12 +236,13 @@ impl Extents {
     /// # Errors
     /// [`Error::StoreFull`], [`Error::LimitExceeded`].
     fn fits(&self, committed: &Committed, capacity: PageCount) -> Result<()> {
-        if committed.pages > capacity.0 {
-            return Err(self.pager.slots().full());
-        }
         let limit = self.pager.budget().limit();
         let resident = PageCount(limit.0 / PAGE as u64);
         let most = tables_max(committed, resident, self.pager.slots().map().slots());
+        // Tables take room of the limit from pages: without them here, touching the last pages granted was SIGBUS.
+        if committed.pages.saturating_add(most.0.div_ceil(PAGE as u64)) > capacity.0 {
+            return Err(self.pager.slots().full());
+        }
         let allowed = tables_allowed(limit);
         if most > allowed {
             let far = ByteCount(committed.pages * PAGE as u64);

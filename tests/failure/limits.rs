@@ -215,11 +215,16 @@ fn a_region_may_be_longer_than_its_store_but_not_hold_more() {
     let too_much = ByteCount(store.0 + config.limit.0 + 4096);
     let error = region.map(too_much).expect_err("device and limit cannot keep so much");
     assert!(matches!(error, Error::StoreFull { .. }), "{error}");
-    // As much as is promised can be used to the last byte.
-    let len = ByteCount(store.0 + config.limit.0 * 3 / 4);
-    let base =
-        region.map(len).expect("limit and device keep it together").cast::<u8>().as_ptr() as usize;
-    let pages = len.as_usize() / 4096;
+    // As much as is granted can be used to the last byte.
+    let piece = ByteCount::kib(64);
+    let base = region.map(piece).expect("there is room").cast::<u8>().as_ptr() as usize;
+    let mut pages = piece.as_usize() / 4096;
+    while let Ok(next) = region.map(piece) {
+        assert_eq!(next.cast::<u8>().as_ptr() as usize, base + pages * 4096, "in order");
+        pages += piece.as_usize() / 4096;
+    }
+    let least = (store.0 + config.limit.0 * 3 / 4) / 4096;
+    assert!(pages as u64 >= least, "{pages} pages, at least {least}");
     for round in 0..2u64 {
         for page in 0..pages {
             let value = (page as u64) << 8 | round | 1 << 63;
