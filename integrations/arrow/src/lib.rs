@@ -10,7 +10,7 @@
 //!    [`Heap::shutdown`](farheap::Heap::shutdown) fails while there is one.
 //! 2. What a kernel computes is where the program's allocator puts it. With [`FarHeap`](farheap::FarHeap) as the global
 //!    allocator, large results are far as well, and these functions are for what has to be far, or local, by decision.
-//! 3. A slice is copied alone, but of views, dictionaries and runs all the bytes or values that they point into.
+//! 3. A slice is copied alone, but of views, dictionaries, runs and dense unions all the values that they point into.
 //! 4. A buffer of far memory cannot be made mutable again: `into_mutable` returns it as it is.
 //! 5. System calls, such as a write of a buffer to a file, fail with `EFAULT` on pages that are not resident, unless the
 //!    heap [serves the kernel's faults](farheap::region::Region::serves_kernel_faults).

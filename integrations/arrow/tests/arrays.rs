@@ -6,13 +6,14 @@ use arrow_array::builder::{
 };
 use arrow_array::types::{Int32Type, UInt16Type};
 use arrow_array::{
-    Array, ArrayRef, BinaryArray, BooleanArray, Decimal128Array, DictionaryArray, Float64Array,
-    Int32Array, Int64Array, LargeListArray, LargeStringArray, ListArray, NullArray, RecordBatch,
-    RecordBatchOptions, RunArray, StringArray, StringViewArray, StructArray, UInt16Array,
+    Array, ArrayRef, BinaryArray, BooleanArray, Decimal128Array, DictionaryArray,
+    FixedSizeBinaryArray, Float64Array, Int32Array, Int64Array, LargeListArray, LargeStringArray,
+    ListArray, ListViewArray, NullArray, RecordBatch, RecordBatchOptions, RunArray, StringArray,
+    StringViewArray, StructArray, UInt16Array, UnionArray,
 };
-use arrow_buffer::{Buffer, NullBuffer};
+use arrow_buffer::{Buffer, NullBuffer, ScalarBuffer};
 use arrow_data::ArrayData;
-use arrow_schema::{ArrowError, DataType, Field, Schema};
+use arrow_schema::{ArrowError, DataType, Field, Schema, UnionMode};
 use farheap::allocator_api2::vec::Vec as FarVec;
 use farheap::config::Builder;
 use farheap::{ByteCount, Far, Heap, Placement, Tier};
@@ -91,7 +92,13 @@ fn arrays() -> Vec<ArrayRef> {
         &Int32Array::from_iter_values((1..=ROWS / 10).map(|run| 10 * run)),
         &StringArray::from_iter_values((0..ROWS / 10).map(text)),
     );
+    let fixed = FixedSizeBinaryArray::try_from_iter(rows().map(|row| row.to_le_bytes()));
+    let lists_of = lists::<ListArrayOf>().0;
     vec![
+        Arc::new(union(&numbers, &strings, false)),
+        Arc::new(union(&numbers, &strings, true)),
+        Arc::new(fixed.expect("four bytes each")),
+        Arc::new(ListViewArray::from(lists_of.clone())),
         Arc::new(numbers),
         Arc::new(Float64Array::from_iter(rows().map(|row| some(row, f64::from(row))))),
         Arc::new(Decimal128Array::from_iter_values(rows().map(|row| i128::from(row) << 70))),
@@ -101,7 +108,7 @@ fn arrays() -> Vec<ArrayRef> {
         Arc::new(BinaryArray::from_iter(rows().map(|row| some(row, row.to_le_bytes())))),
         Arc::new(StringViewArray::from_iter(rows().map(|row| some(row, text(row))))),
         Arc::new(dictionary),
-        Arc::new(lists::<ListArrayOf>().0),
+        Arc::new(lists_of),
         Arc::new(lists::<LargeListArrayOf>().0),
         Arc::new(nested),
         Arc::new(pairs.finish()),
@@ -110,6 +117,18 @@ fn arrays() -> Vec<ArrayRef> {
         Arc::new(runs.expect("runs in order")),
         Arc::new(NullArray::new(ROWS as usize)),
     ]
+}
+
+/// Numbers and strings in turns: of children that are as long as the union, or as there are rows of each.
+fn union(numbers: &Int32Array, strings: &StringArray, is_dense: bool) -> UnionArray {
+    let fields = [
+        (0, Arc::new(Field::new("number", DataType::Int32, true))),
+        (1, Arc::new(Field::new("string", DataType::Utf8, true))),
+    ];
+    let kinds = (0..ROWS).map(|row| (row % 2) as i8).collect::<ScalarBuffer<i8>>();
+    let offsets = is_dense.then(|| (0..ROWS).map(|row| row / 2).collect::<ScalarBuffer<i32>>());
+    let children = vec![Arc::new(numbers.clone()) as ArrayRef, Arc::new(strings.clone()) as _];
+    UnionArray::try_new(fields.into_iter().collect(), kinds, offsets, children).expect("a union")
 }
 
 /// Lists of numbers, collected.
@@ -188,6 +207,8 @@ fn of_a_slice_only_what_it_shows_is_copied() {
             array.data_type(),
             DataType::Utf8View
                 | DataType::Dictionary(..)
+                | DataType::ListView(..)
+                | DataType::Union(_, UnionMode::Dense)
                 | DataType::RunEndEncoded(..)
                 | DataType::Null
         );
@@ -210,7 +231,7 @@ fn batches_come_back_as_they_went_and_share_what_they_shared() {
     let copies = copy_batches(&batches, far(tier)).expect("room");
     assert_eq!(copies, batches);
     let dictionary = |batch: &RecordBatch| {
-        let column = batch.column(8).as_any().downcast_ref::<DictionaryArray<UInt16Type>>();
+        let column = batch.column(12).as_any().downcast_ref::<DictionaryArray<UInt16Type>>();
         column.expect("the dictionary").values().to_data()
     };
     assert!(dictionary(&copies[9]).ptr_eq(&dictionary(&copies[0])), "copied once");
