@@ -49,7 +49,7 @@ pub(crate) struct Run {
     /// Block device, file or server (nbd://HOST/EXPORT) that keeps evicted pages; its contents are lost
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     device: Option<String>,
-    /// More options, such as `dir:/var/tmp,threshold:64KiB`
+    /// More options, such as `dir:/var/tmp,poll:off`
     #[arg(long, value_name = "TEXT")]
     config: Option<String>,
     /// Print at the end what was far, faults, bytes, and the peak against the limit
