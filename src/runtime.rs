@@ -13,7 +13,7 @@ mod process_limit;
 
 use crate::base::error::{Error, Result};
 use crate::base::local::keep_local;
-use crate::base::sync::{Rank, Ranked};
+use crate::base::sync::{Rank, Ranked, RankedGuard};
 use crate::base::units::ByteCount;
 use crate::config::{Builder, Config};
 use crate::heap::{self, ExtentSource, FarArenas, FarArenasOptions, Local, TIERS_MAX, Tier, Usage};
@@ -21,6 +21,7 @@ use crate::paging::region::{self, FaultMode, Region, Stats};
 use crate::store::{BlockStore, Store};
 #[cfg(feature = "network")]
 use crate::store::{EncryptedStore, NetworkPlace, NetworkStore};
+use crate::sys::fork::PerProcess;
 use crate::sys::messages::{self, Deliver};
 use crate::sys::probe::NumaNode;
 use crate::sys::statm::Statm;
@@ -166,15 +167,22 @@ impl Builder {
             heap::check::begin();
         }
         let options = FarArenasOptions { threshold, ..options(&config) };
-        start_tier(&mut running, DEFAULT, region, options, beside)
+        let process = beside.process_limit().map(|limit| (Arc::clone(&region), Arc::clone(limit)));
+        let heap = start_tier(&mut running, DEFAULT, region, options, beside)?;
+        let _ours = keep_local();
+        *limited() = Some(process);
+        Ok(heap)
     }
 }
 
-/// The default tier's region and the limit of the process that it gives way to, if there is one. `None`: no heap runs.
-fn limited() -> Option<Option<(Arc<Region>, Arc<ProcessLimit>)>> {
-    let running = RUNNING.lock();
-    let Running { heap, beside, .. } = running.first()?;
-    Some(beside.process_limit().map(|limit| (Arc::clone(&heap.region), Arc::clone(limit))))
+/// The default tier's region and the limit of the process that it gives way to, if there is one.
+type Limited = Option<(Arc<Region>, Arc<ProcessLimit>)>;
+
+/// The [`Limited`] of the heap that runs; `None`: none does. Not in [`RUNNING`], which is locked for as long as a tier takes to
+/// start or to end: forks would wait for that, and in a child for ever. It has one of its own.
+fn limited() -> RankedGuard<'static, Option<Limited>> {
+    static LIMITED: PerProcess<Ranked<Option<Limited>>> = PerProcess::new();
+    LIMITED.get_or_make(|| Ranked::new(Rank::Leaf, None)).lock()
 }
 
 /// From now on there is room for children before they are forked. Called when there is a region: what it does before a fork
@@ -184,7 +192,8 @@ fn notice_forks() {
     extern "C" fn before() {
         if !heap::is_left_to_parent() {
             let _ours = keep_local();
-            if let Some(Some((region, limit))) = limited() {
+            let limited = limited().clone().flatten();
+            if let Some((region, limit)) = limited {
                 limit.make_room_for_child(&region);
             }
         }
@@ -279,7 +288,8 @@ impl Heap {
             return NEVER; // What a forked child allocates is not limited.
         }
         let _ours = keep_local();
-        match limited() {
+        let limited = limited().clone();
+        match limited {
             Some(Some((region, limit))) => limit.make_room(&region, len),
             Some(None) => NEVER,
             None => ByteCount::ZERO, // It may start.
@@ -451,6 +461,10 @@ impl Heap {
             }
             drop(running.splice(at..at, ending));
         } else {
+            if at == 0 {
+                let ended = limited().take();
+                drop(ended); // Not under the lock.
+            }
             // A handle that is left holds the region, which would go on.
             ending.iter().for_each(|tier| tier.heap.region.extents().end());
         }

@@ -5,13 +5,13 @@
 #![expect(unsafe_code, reason = "forks")]
 
 use crate::common::child::{alone, cases};
-use crate::common::{StopOnDrop, heap};
+use crate::common::{StopOnDrop, eventually, heap};
 use allocator_api2::alloc::Allocator;
 use allocator_api2::vec::Vec as FarVec;
 use farheap::manager::{Account, MemoryManager, TemporaryMemory};
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::region::{Region, RegionConfig};
-use farheap::store::{MemStore, Store};
+use farheap::store::{MemStore, Queue, Store};
 use farheap::{ByteCount, Error, Far, Heap, Scope, Tier, malloc};
 use farheap_collections::Temporary;
 use farheap_collections::sub::{Collective, CollectiveConfig, SubAllocator};
@@ -87,6 +87,71 @@ fn a_forked_child_reads_the_parents_far_data() {
         assert_eq!(fork(|| local.iter().sum::<u64>() == 7000), End::Exit(0), "local memory");
         assert!(data.iter().zip(0..).all(|(seen, n)| *seen == n | 1 << 63), "the parent's data");
         heap.region().evict_all().expect("as before");
+    });
+}
+
+/// A store that opens no queue before it may.
+#[derive(Debug)]
+struct SlowToOpen {
+    inner: Arc<dyn Store>,
+    is_asked: Arc<AtomicBool>,
+    may_open: Arc<AtomicBool>,
+}
+
+// SAFETY: passes everything on to a store.
+unsafe impl Store for SlowToOpen {
+    fn capacity(&self) -> ByteCount {
+        self.inner.capacity()
+    }
+
+    fn open_queue(&self, depth: u32) -> farheap::Result<Box<dyn Queue>> {
+        self.is_asked.store(true, Ordering::Relaxed);
+        assert!(eventually(|| self.may_open.load(Ordering::Relaxed)), "nobody lets it open");
+        self.inner.open_queue(depth)
+    }
+
+    unsafe fn read_now(&self, offset: u64, into: *mut [u8]) -> farheap::Result<()> {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.inner.read_now(offset, into) }
+    }
+
+    fn sync(&self) -> farheap::Result<()> {
+        self.inner.sync()
+    }
+
+    fn describe(&self) -> String {
+        self.inner.describe()
+    }
+}
+
+#[test]
+fn a_child_of_a_process_whose_heap_is_starting_can_fork() {
+    alone("a_child_of_a_process_whose_heap_is_starting_can_fork", || {
+        const CONF: &str = "limit:64MiB,capacity:64MiB";
+        let Some(first) = heap(CONF) else { return };
+        // From now on something is done before a fork, and there is no far memory to tell a child by.
+        first.shutdown().expect("nothing is in use");
+        drop(first);
+        let [is_asked, may_open] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+        let store = Arc::new(SlowToOpen {
+            inner: Arc::new(MemStore::new(ByteCount::mib(64)).expect("memory for a store")),
+            is_asked: Arc::clone(&is_asked),
+            may_open: Arc::clone(&may_open),
+        });
+        let start = Heap::builder().limit(ByteCount::mib(64)).store(store);
+        let starting = std::thread::spawn(|| start.start());
+        assert!(eventually(|| is_asked.load(Ordering::Relaxed)), "a queue is opened");
+        // SAFETY: ends the child where it waits for ever: SIGALRM is not handled.
+        let ends_soon = || unsafe { libc::alarm(60) };
+        // Neither does this process wait for the start.
+        let end = fork(|| {
+            ends_soon();
+            fork(|| true) == End::Exit(0)
+        });
+        may_open.store(true, Ordering::Relaxed);
+        let second = starting.join().expect("it starts").expect("as the first one");
+        assert_eq!(end, End::Exit(0));
+        second.shutdown().expect("nothing is in use");
     });
 }
 
