@@ -287,6 +287,11 @@ impl Region {
         Ok(region)
     }
 
+    /// Children that were forked and have its memory, as far as is known.
+    pub(crate) fn children(&self) -> usize {
+        self.pager.fork().children().count()
+    }
+
     // Ranges.
 
     /// Hands out `len` bytes of far memory, rounded up to whole pages, that read as zero.

@@ -48,8 +48,8 @@ const LOOK_AT_FILES: Duration = Duration::from_millis(50);
 /// process. So it is at the start, when code has to be read yet.
 const REFAULTS: u64 = 64;
 const LEAVE_PART: u64 = 16;
-/// Before a fork 1/CHILD_PART is left free: what a child writes is there twice, its part of the limit (`paging::fork`), and
-/// what it writes until that is seen.
+/// Before a fork 1/CHILD_PART is left free for the child and for each one that lives, half of the group at most: what a
+/// child writes is there twice, its part of the limit (`paging::fork`), and what it writes until that is seen.
 const CHILD_PART: u64 = 6;
 /// After how long 1/TAKE_PART of the group is tried again.
 const LEFT_FOR: Duration = Duration::from_secs(1);
@@ -338,7 +338,8 @@ impl ProcessLimit {
     pub(super) fn make_room_for_child(&self, region: &Region) {
         let Some(group) = &self.group else { return };
         let mut group = group.lock().unwrap_or_else(PoisonError::into_inner);
-        group.left = group.left.max(group.bytes / CHILD_PART);
+        let children = (region.children() as u64 + 1).min(CHILD_PART / 2);
+        group.left = group.left.max(group.bytes / CHILD_PART * children);
         group.since = Instant::now();
         drop(group);
         self.look_at_group(region);

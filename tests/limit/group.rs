@@ -75,44 +75,57 @@ fn a_process_gets_memory_of_its_full_group_from_one_that_has_more() {
     });
 }
 
-/// Fills the group, forks, and has the child write to one page in four, most of which it shares.
-fn parent_of_a_writer() {
+/// Forks; the child writes to one page in `every`, most of which it shares.
+fn fork_writer(numbers: &mut [u64], every: usize) -> i32 {
+    #[expect(clippy::disallowed_methods, reason = "what becomes of a child is tested")]
+    // SAFETY: the child uses inherited far memory, its parent's numbers, and ends; no other thread has a lock that
+    // it needs.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0, "a child");
+    if pid == 0 {
+        let step = every * 4096 / size_of::<u64>();
+        numbers.iter_mut().step_by(step).for_each(|number| *number += 1);
+        let written = numbers
+            .iter()
+            .zip(0_u64..)
+            .all(|(number, at)| *number == at + u64::from(at.is_multiple_of(step as u64)));
+        // SAFETY: ends the child without what its parent has registered for its own end.
+        unsafe { libc::_exit(if written { 0 } else { 1 }) }
+    }
+    pid
+}
+
+/// Fills the group, and forks children that write to one page in `every`: two of them one after the other, or at once.
+fn parent_of_writers(at_once: usize, every: usize) {
     let Some((heap, mut numbers)) = start(80) else { return };
-    for _ in 0..2 {
+    for _ in 0..2 / at_once {
         expect_all(&numbers);
-        #[expect(clippy::disallowed_methods, reason = "what becomes of a child is tested")]
-        // SAFETY: the child uses inherited far memory, its parent's numbers, and ends; no other thread has a lock that
-        // it needs.
-        let pid = unsafe { libc::fork() };
-        assert!(pid >= 0, "a child");
-        if pid == 0 {
-            const QUARTER: usize = 4 * 4096 / size_of::<u64>();
-            numbers.iter_mut().step_by(QUARTER).for_each(|number| *number += 1);
-            let written = numbers
-                .iter()
-                .zip(0_u64..)
-                .all(|(number, at)| *number == at + u64::from(at.is_multiple_of(QUARTER as u64)));
-            // SAFETY: ends the child without what its parent has registered for its own end.
-            unsafe { libc::_exit(if written { 0 } else { 1 }) }
+        let writers: Vec<i32> = (0..at_once).map(|_| fork_writer(&mut numbers, every)).collect();
+        for pid in writers {
+            let mut status = 0;
+            // SAFETY: waits for a child that was just made.
+            let ended = unsafe { libc::waitpid(pid, &raw mut status, 0) };
+            assert_eq!((ended, status), (pid, 0), "{}", heap.stats());
         }
-        let mut status = 0;
-        // SAFETY: waits for the child that was just made.
-        let ended = unsafe { libc::waitpid(pid, &raw mut status, 0) };
-        assert_eq!((ended, status), (pid, 0), "{}", heap.stats());
     }
     drop(numbers);
     heap.shutdown().expect("nothing is in use");
 }
 
 #[test]
-fn a_child_that_writes_what_it_shares_has_room_in_a_full_group() {
-    const NAME: &str = "a_child_that_writes_what_it_shares_has_room_in_a_full_group";
-    if case(NAME).is_some() {
-        return parent_of_a_writer();
+fn children_that_write_what_they_share_have_room_in_a_full_group() {
+    const NAME: &str = "children_that_write_what_they_share_have_room_in_a_full_group";
+    if let Some(case) = case(NAME) {
+        return match &*case {
+            "one" => parent_of_writers(1, 4),
+            _ => parent_of_writers(2, 1),
+        };
     }
     let Some(group) = Group::new(ByteCount::mib(64)) else {
         println!("skipped: no control group can be made here");
         return;
     };
-    run(NAME, "parent", |command| group.admit(command)).expect_success();
+    for case in ["one", "two at once"] {
+        run(NAME, case, |command| group.admit(command)).expect_success();
+    }
 }

@@ -82,7 +82,7 @@ impl Children {
     }
 
     /// How many are alive, as far as is known.
-    pub(super) fn count(&self) -> usize {
+    pub(in crate::paging) fn count(&self) -> usize {
         self.count.load(Ordering::Relaxed)
     }
 
