@@ -7,7 +7,7 @@ use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
 use arrow_array::{Int64Array, RecordBatch, StringArray};
 use arrow_schema::ArrowError;
-use farheap::{ByteCount, Heap, Placement};
+use farheap::{ByteCount, Heap};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -75,7 +75,7 @@ fn main() -> Result<(), Failure> {
         for start in (0..rows).step_by(BATCH as usize) {
             let batch = batch(start, BATCH.min(rows - start))?;
             batches.extend(if is_far {
-                farheap_arrow::copy_batches(&[batch], Placement::Tier(heap.tier()))?
+                farheap_arrow::copy_batches(&[batch], heap.tier())?
             } else {
                 vec![batch]
             });

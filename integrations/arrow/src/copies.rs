@@ -6,7 +6,7 @@ use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, make_array};
 use arrow_buffer::{ArrowNativeType, BooleanBuffer, Buffer, NullBuffer};
 use arrow_data::{ArrayData, ArrayDataBuilder, BufferSpec, layout};
 use arrow_schema::{ArrowError, DataType};
-use farheap::{ByteCount, Placement};
+use farheap::{ByteCount, Tier};
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ use std::ops::Range;
 ///
 /// # Errors
 /// [`ArrowError::MemoryError`] where the placement has no memory for it.
-pub fn copy_buffer(buffer: &Buffer, to: Placement) -> Result<Buffer, ArrowError> {
+pub fn copy_buffer(buffer: &Buffer, to: Tier) -> Result<Buffer, ArrowError> {
     let mut writer = BufferWriter::with_capacity(to, ByteCount(buffer.len() as u64))?;
     writer.extend(buffer.as_slice())?;
     Ok(writer.finish())
@@ -24,7 +24,7 @@ pub fn copy_buffer(buffer: &Buffer, to: Placement) -> Result<Buffer, ArrowError>
 ///
 /// # Errors
 /// [`ArrowError::MemoryError`] where the placement has no memory for it.
-pub fn copy_array(array: &dyn Array, to: Placement) -> Result<ArrayRef, ArrowError> {
+pub fn copy_array(array: &dyn Array, to: Tier) -> Result<ArrayRef, ArrowError> {
     Ok(make_array(Copier::new(to).array(&array.to_data())?))
 }
 
@@ -37,7 +37,7 @@ pub fn copy_array(array: &dyn Array, to: Placement) -> Result<ArrayRef, ArrowErr
 /// # Examples
 /// ```
 /// use arrow_array::{Int32Array, RecordBatch, StringArray};
-/// use farheap::Placement;
+/// use farheap::Tier;
 /// use std::sync::Arc;
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -45,15 +45,12 @@ pub fn copy_array(array: &dyn Array, to: Placement) -> Result<ArrayRef, ArrowErr
 ///     ("number", Arc::new(Int32Array::from(vec![1, 2, 3])) as _),
 ///     ("name", Arc::new(StringArray::from(vec!["one", "two", "three"])) as _),
 /// ])?;
-/// let copies = farheap_arrow::copy_batches(&[batch.clone()], Placement::Local)?; // Or `Far`, or a tier.
+/// let copies = farheap_arrow::copy_batches(&[batch.clone()], Tier::LOCAL)?; // Or `FAR`, or an added one.
 /// assert_eq!(copies, [batch]);
 /// # Ok(())
 /// # }
 /// ```
-pub fn copy_batches(
-    batches: &[RecordBatch],
-    to: Placement,
-) -> Result<Vec<RecordBatch>, ArrowError> {
+pub fn copy_batches(batches: &[RecordBatch], to: Tier) -> Result<Vec<RecordBatch>, ArrowError> {
     let mut copier = Copier::new(to);
     let mut copy = |batch: &RecordBatch| {
         let columns = batch.columns().iter();
@@ -67,7 +64,7 @@ pub fn copy_batches(
 
 /// Copies arrays, and what they share once. It keeps the originals of that, so that no other is at their address.
 struct Copier {
-    to: Placement,
+    to: Tier,
     /// Original and copy of a buffer, by its address and length.
     buffers: HashMap<(usize, usize), (Buffer, Buffer)>,
     /// Original and copy of a dictionary's values, by the address of their first buffer and their number.
@@ -75,7 +72,7 @@ struct Copier {
 }
 
 impl Copier {
-    fn new(to: Placement) -> Copier {
+    fn new(to: Tier) -> Copier {
         Copier { to, buffers: HashMap::new(), values: HashMap::new() }
     }
 

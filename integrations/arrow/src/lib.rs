@@ -3,7 +3,7 @@
 //! Arrays in far memory are arrays like others: kernels read them, slices share them, and cold pages come back from the
 //! tier's device when they are touched. [`BufferWriter`] writes a buffer there, [`buffer_of_vec`] takes a vector that is
 //! there, [`copy_batches`], [`copy_array`] and [`copy_buffer`] copy what exists, and copy it back with
-//! [`Placement::Local`](farheap::Placement::Local).
+//! [`Tier::LOCAL`](farheap::Tier::LOCAL).
 //!
 //! # Limits
 //! 1. Memory is freed when the last array, or slice of one, that uses its buffer is dropped.

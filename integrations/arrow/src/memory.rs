@@ -1,12 +1,11 @@
-//! Memory of a placement, and buffers that are written into it.
+//! Memory of a tier, and buffers that are written into it.
 #![expect(unsafe_code, reason = "gives buffers their memory")]
 
 use arrow_buffer::{ArrowNativeType, Buffer, ToByteSlice};
 use arrow_schema::ArrowError;
-use farheap::allocator_api2::alloc::{AllocError, Allocator};
+use farheap::allocator_api2::alloc::Allocator;
 use farheap::allocator_api2::vec::Vec;
-use farheap::{ByteCount, Far, Local, Placement};
-use std::alloc::Layout;
+use farheap::{ByteCount, Tier};
 use std::panic::RefUnwindSafe;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -14,68 +13,22 @@ use std::sync::Arc;
 /// Arrow's recommendation, and a line of the processor's cache.
 const ALIGNMENT: usize = 64;
 
-/// The handle of a placement.
-#[derive(Clone, Copy, Debug)]
-struct Placed(Placement);
-
-/// Calls a handle's method.
-macro_rules! with_handle {
-    ($placement:expr, $handle:ident => $call:expr) => {
-        match $placement {
-            Placement::Local => {
-                let $handle = &Local;
-                $call
-            }
-            Placement::Far => {
-                let $handle = &Far;
-                $call
-            }
-            Placement::Tier(tier) => {
-                let $handle = &tier;
-                $call
-            }
-        }
-    };
-}
-
-// SAFETY: all calls go to one of the handles, and always to the same one.
-unsafe impl Allocator for Placed {
-    fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
-        with_handle!(self.0, handle => handle.allocate(layout))
-    }
-
-    unsafe fn deallocate(&self, ptr: NonNull<u8>, layout: Layout) {
-        // SAFETY: as the caller promises.
-        with_handle!(self.0, handle => unsafe { handle.deallocate(ptr, layout) });
-    }
-
-    unsafe fn grow(
-        &self,
-        ptr: NonNull<u8>,
-        old: Layout,
-        new: Layout,
-    ) -> Result<NonNull<[u8]>, AllocError> {
-        // SAFETY: as the caller promises.
-        with_handle!(self.0, handle => unsafe { handle.grow(ptr, old, new) })
-    }
-}
-
 /// A unit of memory with the alignment of a buffer.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 struct Line([u8; ALIGNMENT]);
 const _: () = assert!(size_of::<Line>() == ALIGNMENT && align_of::<Line>() == ALIGNMENT);
 
-/// A buffer that is being written in far memory, or in another placement. It is aligned to 64 bytes.
+/// A buffer that is being written in far memory, or in another tier. It is aligned to 64 bytes.
 ///
 /// # Examples
 /// ```
 /// use arrow_array::Int64Array;
-/// use farheap::Placement;
+/// use farheap::Tier;
 /// use farheap_arrow::BufferWriter;
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let mut writer = BufferWriter::new(Placement::Local); // Or `Far`, or a tier.
+/// let mut writer = BufferWriter::new(Tier::LOCAL); // Or `FAR`, or an added one.
 /// writer.extend(&[1_i64, 2, 3])?;
 /// writer.extend(&[4_i64])?;
 /// let array = Int64Array::new(writer.finish().into(), None);
@@ -86,23 +39,23 @@ const _: () = assert!(size_of::<Line>() == ALIGNMENT && align_of::<Line>() == AL
 #[derive(Debug)]
 pub struct BufferWriter {
     /// Of which the first `len` bytes are written.
-    lines: Vec<Line, Placed>,
+    lines: Vec<Line, Tier>,
     len: usize,
 }
 
 impl BufferWriter {
     /// Begins an empty buffer.
     #[must_use]
-    pub fn new(placement: Placement) -> BufferWriter {
-        BufferWriter { lines: Vec::new_in(Placed(placement)), len: 0 }
+    pub fn new(tier: Tier) -> BufferWriter {
+        BufferWriter { lines: Vec::new_in(tier), len: 0 }
     }
 
     /// Begins a buffer with room for this number of bytes.
     ///
     /// # Errors
-    /// [`ArrowError::MemoryError`] where the placement has no memory for them.
-    pub fn with_capacity(placement: Placement, capacity: ByteCount) -> Result<Self, ArrowError> {
-        let mut writer = BufferWriter::new(placement);
+    /// [`ArrowError::MemoryError`] where the tier has no memory for them.
+    pub fn with_capacity(tier: Tier, capacity: ByteCount) -> Result<Self, ArrowError> {
+        let mut writer = BufferWriter::new(tier);
         writer.reserve(capacity.as_usize(), true)?;
         Ok(writer)
     }
@@ -110,7 +63,7 @@ impl BufferWriter {
     /// Appends values.
     ///
     /// # Errors
-    /// [`ArrowError::MemoryError`] where the placement has no memory for them; the buffer is as before.
+    /// [`ArrowError::MemoryError`] where the tier has no memory for them; the buffer is as before.
     pub fn extend<T: ArrowNativeType>(&mut self, values: &[T]) -> Result<(), ArrowError> {
         let bytes = values.to_byte_slice();
         self.reserve(bytes.len(), false)?;
@@ -142,9 +95,9 @@ impl BufferWriter {
 
     /// Makes room for more bytes: exactly this number, or for more of them later.
     fn reserve(&mut self, more: usize, is_exact: bool) -> Result<(), ArrowError> {
-        let placement = self.lines.allocator().0;
+        let tier = *self.lines.allocator();
         let refused = || {
-            let reason = format!("no memory for {more} bytes more of a buffer in {placement:?}");
+            let reason = format!("no memory for {more} bytes more of a buffer in {tier:?}");
             ArrowError::MemoryError(reason)
         };
         let lines = self.len.checked_add(more).ok_or_else(refused)?.div_ceil(ALIGNMENT);

@@ -16,7 +16,7 @@ use arrow_data::ArrayData;
 use arrow_schema::{ArrowError, DataType, Field, Schema, UnionMode};
 use farheap::allocator_api2::vec::Vec as FarVec;
 use farheap::config::Builder;
-use farheap::{ByteCount, Far, Heap, Placement, Tier};
+use farheap::{ByteCount, Far, Heap, Tier};
 use farheap_arrow::{BufferWriter, buffer_of_vec, copy_array, copy_batches, copy_buffer};
 use std::sync::{Arc, OnceLock};
 
@@ -42,8 +42,8 @@ fn tier(name: &str, capacity: ByteCount) -> Option<Heap> {
     Some(heap()?.add_tier(name, options(capacity)).expect("a tier"))
 }
 
-fn far(tier: &Heap) -> Placement {
-    Placement::Tier(tier.tier())
+fn far(tier: &Heap) -> Tier {
+    tier.tier()
 }
 
 const ROWS: i32 = 1000;
@@ -173,7 +173,7 @@ fn copies_of_all_layouts_are_equal_and_aligned() {
     for array in arrays() {
         let copy = copy_array(&array, far(tier)).expect("room");
         check(&copy, &array, tier);
-        let back = copy_array(&copy, Placement::Local).expect("room");
+        let back = copy_array(&copy, Tier::LOCAL).expect("room");
         assert_eq!(&back, &array);
         assert!(buffers(&back.to_data()).iter().all(|buffer| !Far::contains(buffer.as_ptr())));
     }
@@ -235,7 +235,7 @@ fn batches_come_back_as_they_went_and_share_what_they_shared() {
         column.expect("the dictionary").values().to_data()
     };
     assert!(dictionary(&copies[9]).ptr_eq(&dictionary(&copies[0])), "copied once");
-    assert_eq!(copy_batches(&copies, Placement::Local).expect("room"), batches);
+    assert_eq!(copy_batches(&copies, Tier::LOCAL).expect("room"), batches);
 
     let without_columns = RecordBatch::try_new_with_options(
         Arc::new(Schema::empty()),
