@@ -22,6 +22,8 @@ use std::time::{Duration, Instant};
 
 /// How long nothing is taken out after a write that failed.
 const WRITE_PAUSE: Duration = Duration::from_secs(1);
+/// The same after a batch of pages that the kernel did not let go: with each fault it would say so of all pages again.
+const REFUSED_PAUSE: Duration = Duration::from_millis(5);
 
 /// A page on its way out.
 #[derive(Clone, Copy)]
@@ -111,12 +113,19 @@ impl Server {
         }
         self.write_again = None;
         let mut tries = self.child.queue.lock().len();
-        while self.child.queue.lock().len() as u64 > self.child.budget && tries > 0 {
-            tries = tries.saturating_sub(BATCH_MAX);
-            if !self.take_out() {
-                self.write_again = Some(Instant::now() + WRITE_PAUSE);
+        loop {
+            let before = self.child.queue.lock().len();
+            if before as u64 <= self.child.budget || tries == 0 {
                 return;
             }
+            tries = tries.saturating_sub(BATCH_MAX);
+            let pause = match self.take_out() {
+                false => WRITE_PAUSE,
+                true if self.child.queue.lock().len() >= before => REFUSED_PAUSE,
+                true => continue,
+            };
+            self.write_again = Some(Instant::now() + pause);
+            return;
         }
     }
 
