@@ -10,7 +10,7 @@
 //! before it ends a process. What the processes of a group have is settled without a word between them ([`GroupShare`]): each
 //! takes a half of what is free, and gives up its part of what is missing; one that reads far memory asks for a little more.
 //! So much flows from large processes to small ones until those that want more have as much as each other.
-//! Where files that are in use are taken back, more is left free.
+//! Where files that are in use are taken back, and before a fork, more is left free.
 //!
 //! # Invariants
 //! 1. The tier has at most `limit - (resident - charged to the tier)`, and at least what it needs to
@@ -139,7 +139,7 @@ struct GroupShare {
     usage: GroupUse,
     /// When it was asked about files.
     looked: Instant,
-    /// Bytes that stay free because files were taken back, and when that changed.
+    /// Bytes that stay free because files were taken back, or a child was forked, and when that changed.
     left: u64,
     since: Instant,
     /// Pages that far memory had read at the last look.

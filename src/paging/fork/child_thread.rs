@@ -81,6 +81,7 @@ struct Server {
     rescans: RescanTimer,
     /// All threads of the program have ended.
     is_ending: bool,
+    /// When pages are taken out again, after a write that failed or a batch that the kernel kept.
     write_again: Option<Instant>,
 }
 

@@ -141,7 +141,7 @@ impl Readahead {
     ) -> Option<Window> {
         /// Bytes that all streams together may have read ahead, as a part of the limit: less than the
         /// policy keeps of pages that were not seen used (`evict::policy::tenure`). By chunks, which are held until
-        /// their reader gets there, a scan of four times a limit of 64 MiB gains a quarter with the larger part.
+        /// their reader gets there, it is more: four streams have chunks above a limit of 112 MiB then, not of 192.
         const LIMIT_PART: u64 = 12;
         const LIMIT_PART_BY_CHUNKS: u64 = 7;
         let streams = self.streams.as_ref()?;

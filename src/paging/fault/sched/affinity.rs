@@ -92,6 +92,9 @@ impl Binding {
             // Before it moves: one may run there now, and would go on until it is done, with the handler behind it.
             bystanders.keep_off(processor);
             self.processor = thread::run_on(processor).then_some(processor);
+            if self.processor.is_none() {
+                bystanders.run_anywhere();
+            }
         }
         self.processor.is_some()
     }
@@ -109,13 +112,11 @@ impl Binding {
         self.look_after = if has_moved { LOOK_MIN } else { (self.look_after * 2).min(LOOK_MAX) };
     }
 
-    /// The supervisor has unbound the handler, if it was bound.
-    fn ended(&mut self) {
-        self.processor = None;
-    }
-
-    fn unbind(&mut self) {
+    /// Lets the handler and those that it kept off run anywhere, if it was bound: each call of the kernel counts here,
+    /// where several threads fault in turns.
+    fn unbind(&mut self, bystanders: &Bystanders) {
         if self.processor.take().is_some() {
+            bystanders.run_anywhere();
             thread::run_anywhere(thread::current());
         }
     }
@@ -221,7 +222,6 @@ impl Affinity {
             }
             IdleState::Denied => {
                 sched.idle_policies.of(self.handler).accept_denial();
-                self.binding.ended();
                 self.hold_off.denied();
                 self.unbind(sched);
                 // Still the thread that faults alone: other handlers would only be woken for nothing.
@@ -238,7 +238,8 @@ impl Affinity {
 
     /// Not following: starts to, when the faults come fast enough.
     fn consider_following(&mut self, sched: &HandlerSched) {
-        self.binding.ended(); // The supervisor unbound the handler when it ended the idle policy.
+        // The supervisor did so when it ended the idle policy, perhaps before the handler had moved.
+        self.binding.unbind(sched.idle_policies.bystanders());
         let bystanders = sched.idle_policies.bystanders();
         if self.pace.ends_fast_streak() && self.binding.bind(self.thread, bystanders) {
             sched.idle_policies.request(self.handler);
@@ -247,8 +248,7 @@ impl Affinity {
 
     fn unbind(&mut self, sched: &HandlerSched) {
         sched.idle_policies.release(self.handler);
-        sched.idle_policies.bystanders().run_anywhere();
-        self.binding.unbind();
+        self.binding.unbind(sched.idle_policies.bystanders());
     }
 }
 
