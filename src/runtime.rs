@@ -58,8 +58,13 @@ const USER_MODE_REMEDY: &str = "`sudo sysctl vm.unprivileged_userfaultfd=1` perm
 const FORKS_END: &str = "with `far_metadata:on` a child of fork(2) ends with SIGSEGV; programs that are \
      started by posix_spawn(3) or vfork(2) are not concerned";
 
-/// All tiers that run, the default one first.
-static RUNNING: Ranked<Vec<Running>> = Ranked::new(Rank::Heap, Vec::new());
+/// All tiers that run, the default one first. Of this process: a child that was forked while a thread started or ended a
+/// tier would wait for its parent's for ever.
+fn all_running() -> RankedGuard<'static, Vec<Running>> {
+    static RUNNING: PerProcess<Ranked<Vec<Running>>> = PerProcess::new();
+    let _ours = keep_local();
+    RUNNING.get_or_make(|| Ranked::new(Rank::Heap, Vec::new())).lock()
+}
 
 /// The process's far heap, or a further tier of it.
 ///
@@ -123,7 +128,7 @@ impl Builder {
         // a child of another thread's would wait.
         static AT_FORK: std::sync::Once = std::sync::Once::new();
         AT_FORK.call_once(|| crate::sys::fork::in_forked_children(heap::leave_to_parent));
-        let mut running = RUNNING.lock();
+        let mut running = all_running();
         if !running.is_empty() {
             return Err(Error::AlreadyRunning);
         }
@@ -178,7 +183,7 @@ impl Builder {
 /// The default tier's region and the limit of the process that it gives way to, if there is one.
 type Limited = Option<(Arc<Region>, Arc<ProcessLimit>)>;
 
-/// The [`Limited`] of the heap that runs; `None`: none does. Not in [`RUNNING`], which is locked for as long as a tier takes to
+/// The [`Limited`] of the heap that runs; `None`: none does. Not in [`all_running`], which is locked for as long as a tier takes to
 /// start or to end: forks would wait for that, and in a child for ever. It has one of its own.
 fn limited() -> RankedGuard<'static, Option<Limited>> {
     static LIMITED: PerProcess<Ranked<Option<Limited>>> = PerProcess::new();
@@ -237,7 +242,7 @@ impl Heap {
             let reason = format!("a name is 1 to {NAME_MAX} letters, digits, `-` and `_`");
             return Err(refused(reason));
         }
-        let mut running = RUNNING.lock();
+        let mut running = all_running();
         if !running.iter().any(|tier| tier.heap.is_same(self)) {
             return Err(Error::NotRunning);
         }
@@ -260,19 +265,13 @@ impl Heap {
     /// forked child.
     #[must_use]
     pub fn running() -> Option<Heap> {
-        if heap::is_left_to_parent() {
-            return None; // Not even the lock: a thread of the parent's may have held it.
-        }
-        RUNNING.lock().first().map(|default| default.heap.clone())
+        all_running().first().map(|default| default.heap.clone())
     }
 
     /// All far tiers that run in this process, the default one first; none in a forked child.
     #[must_use]
     pub fn tiers() -> Vec<Heap> {
-        if heap::is_left_to_parent() {
-            return Vec::new(); // As above.
-        }
-        let running = RUNNING.lock();
+        let running = all_running();
         let _ours = keep_local(); // Else the list itself may keep a tier from being shut down.
         running.iter().map(|tier| tier.heap.clone()).collect()
     }
@@ -325,7 +324,7 @@ impl Heap {
 
     /// `None` after the shutdown; an inner `None` where nothing bounds the process by this tier.
     fn process_limit(&self) -> Option<Option<Arc<ProcessLimit>>> {
-        let running = RUNNING.lock();
+        let running = all_running();
         Some(running.iter().find(|tier| tier.heap.is_same(self))?.beside.process_limit().cloned())
     }
 
@@ -406,13 +405,10 @@ impl Heap {
 
     /// Asks the tier's arenas something while they exist.
     fn while_running<T>(&self, ask: impl FnOnce(&FarArenas) -> T) -> Option<T> {
-        if heap::is_left_to_parent() {
-            return None; // Not even the lock: a thread of the parent's may have held it.
-        }
         // Else the answer itself may keep a tier from being shut down.
         let _ours = keep_local();
         // The lock keeps the tier's arenas from being destroyed meanwhile.
-        let running = RUNNING.lock();
+        let running = all_running();
         running.iter().any(|tier| tier.heap.is_same(self)).then(|| ask(self.arenas))
     }
 
@@ -440,7 +436,7 @@ impl Heap {
         if !self.region.is_here() {
             return Err(Error::Forked { what: "a far heap" });
         }
-        let mut running = RUNNING.lock();
+        let mut running = all_running();
         let Some(at) = running.iter().position(|tier| tier.heap.is_same(self)) else {
             return Err(Error::NotRunning);
         };
