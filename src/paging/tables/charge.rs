@@ -231,11 +231,14 @@ impl Tables {
             let Some(first) = slots.map().sleep() else { return false };
             let range = first.as_usize()..first.as_usize() + GROUP_SLOTS as usize;
             // SAFETY: the slots sleep, so none is in use, and only this thread gives slots out.
-            if unsafe { slots.drop_hashes(range) }.is_ok() {
-                self.of_slots.fetch_sub(SLOT_GROUP_TABLES, Ordering::Relaxed);
-                memory.budget().uncharge(ByteCount(SLOT_GROUP_TABLES));
-                memory.pool().managed().gave_back(SLOT_GROUP_TABLES);
+            if unsafe { slots.drop_hashes(range) }.is_err() {
+                // As of locked memory (mlockall). It stays charged, so a group stays awake for that.
+                slots.map().wake();
+                return false;
             }
+            self.of_slots.fetch_sub(SLOT_GROUP_TABLES, Ordering::Relaxed);
+            memory.budget().uncharge(ByteCount(SLOT_GROUP_TABLES));
+            memory.pool().managed().gave_back(SLOT_GROUP_TABLES);
         }
         true
     }
