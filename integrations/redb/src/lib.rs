@@ -100,6 +100,9 @@ pub struct PoolBackend {
     /// Held while a page comes into use in part. redb's readers write too, beside its writer: of two that write to one
     /// large page for the first time, the second would get zeros and lose what the first has written.
     claiming: Mutex<()>,
+    /// Held while pages are being synced: who comes meanwhile finds nothing written, and must not return before that is
+    /// durable.
+    syncing: Mutex<()>,
     streams: Mutex<Streams>,
 }
 
@@ -182,6 +185,7 @@ impl PoolBackend {
             len: AtomicU64::new(len),
             changes: Mutex::new(changes),
             claiming: Mutex::default(),
+            syncing: Mutex::default(),
             streams: Mutex::default(),
         })
     }
@@ -371,6 +375,7 @@ impl StorageBackend for PoolBackend {
     }
 
     fn sync_data(&self) -> io::Result<()> {
+        let _syncing = self.syncing.lock().unwrap_or_else(PoisonError::into_inner);
         let (written, is_reshaped) = {
             let mut changes = self.changes();
             (std::mem::take(&mut changes.written), std::mem::take(&mut changes.is_reshaped))

@@ -1,14 +1,18 @@
 //! The contract of a storage backend: lengths, zeros, parts of pages, errors.
 
+#![expect(unsafe_code, reason = "implements a store")]
+
 use farheap::manager::MemoryManager;
 use farheap::pool::{BufferPool, PoolConfig};
-use farheap::store::MemStore;
+use farheap::store::{MemStore, Queue, Store};
 use farheap::{ByteCount, Error, PageId};
 use farheap_redb::PoolBackend;
 use redb::{BackendError, StorageBackend};
 use std::io::ErrorKind;
 use std::ops::Bound;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
+use std::time::Duration;
 
 const PAGE: u64 = 4096;
 
@@ -115,6 +119,72 @@ fn threads_may_write_parts_of_one_page_at_once() {
         let parts: Vec<u8> = bytes.chunks(4096).map(|part| part[17]).collect();
         assert_eq!(parts, [1, 2, 3, 4], "page {page}");
     }
+}
+
+/// Memory whose syncs end when they may.
+#[derive(Debug)]
+struct SlowToSync {
+    inner: MemStore,
+    is_slow: AtomicBool,
+    began: Barrier,
+    may_end: Barrier,
+}
+
+// SAFETY: passes everything on to a store.
+unsafe impl Store for SlowToSync {
+    fn capacity(&self) -> ByteCount {
+        self.inner.capacity()
+    }
+
+    fn open_queue(&self, depth: u32) -> farheap::Result<Box<dyn Queue>> {
+        self.inner.open_queue(depth)
+    }
+
+    unsafe fn read_now(&self, offset: u64, into: *mut [u8]) -> farheap::Result<()> {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.inner.read_now(offset, into) }
+    }
+
+    fn sync(&self) -> farheap::Result<()> {
+        if self.is_slow.swap(false, Ordering::Relaxed) {
+            self.began.wait();
+            self.may_end.wait();
+        }
+        self.inner.sync()
+    }
+
+    fn describe(&self) -> String {
+        self.inner.describe()
+    }
+}
+
+#[test]
+fn a_sync_beside_another_ends_after_it() {
+    let store = Arc::new(SlowToSync {
+        inner: MemStore::new(ByteCount::mib(8)).expect("memory"),
+        is_slow: AtomicBool::new(false),
+        began: Barrier::new(2),
+        may_end: Barrier::new(2),
+    });
+    let manager = MemoryManager::start(ByteCount::mib(4)).expect("a manager");
+    let config = PoolConfig::new().whole_pages(true);
+    let pool = config.create_on(Arc::clone(&store) as Arc<dyn Store>, &manager).expect("a pool");
+    let backend = &PoolBackend::new(&pool).expect("a backend");
+    backend.set_len(4 * PAGE).expect("room");
+    backend.sync_data().expect("memory");
+    backend.write(0, &[1; 4096]).expect("room");
+    store.is_slow.store(true, Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        let sync = || backend.sync_data().expect("memory");
+        scope.spawn(sync);
+        store.began.wait();
+        let second = scope.spawn(sync);
+        // Long enough for one that does not wait; one that does can never be over.
+        std::thread::sleep(Duration::from_millis(100));
+        let is_over = second.is_finished();
+        store.may_end.wait();
+        assert!(!is_over, "what the first sync writes was not durable yet");
+    });
 }
 
 #[test]
