@@ -41,6 +41,10 @@ fn completions_for(shell: Shell, mut command: clap::Command) -> Vec<u8> {
 
 pub(crate) fn man(options: &Man, command: clap::Command) -> io::Result<ExitCode> {
     let made = fs::create_dir_all(&options.dir);
+    // A page's head names the version, which subcommands do not have.
+    let command = command.mut_subcommands(|subcommand| {
+        subcommand.version(env!("CARGO_PKG_VERSION")).disable_version_flag(true)
+    });
     made.and_then(|()| clap_mangen::generate_to(command, &options.dir)).map_err(|error| {
         io::Error::new(error.kind(), format!("{}: {error}", options.dir.display()))
     })?;
@@ -88,6 +92,8 @@ mod tests {
             assert!(help.contains(&format!("  {name} ")), "{name}: {help}");
             assert!(whole.contains(&format!("farheap-{name}(1)")), "{name}: {whole}");
             let page = page(&format!("farheap-{name}"));
+            let head = page.lines().find(|line| line.starts_with(".TH")).expect("a head");
+            assert!(head.contains(env!("CARGO_PKG_VERSION")), "{head}");
             let bash = part(&bash, &format!("farheap__subcmd__{name})\n"), "return 0");
             let zsh = part(&zsh, &format!("({name})\n"), "&& ret=0");
             let fish = fish.lines().filter(|line| line.contains(&format!("subcommand {name}\"")));
