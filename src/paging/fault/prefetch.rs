@@ -8,8 +8,8 @@ use crate::paging::fault::huge_reads::HugeReads;
 use crate::paging::fault::in_memory;
 use crate::paging::fault::reads::Reads;
 use crate::paging::fault::status::{FaultStatus, Purpose};
+use crate::paging::page::CHUNK_LEN;
 use crate::paging::page::word::State;
-use crate::paging::page::{CHUNK_LEN, CHUNK_PAGES};
 use crate::paging::pager::Pager;
 use crate::paging::readahead::{FaultOn, PrefetchRun, Window};
 use std::iter::once;
@@ -62,9 +62,7 @@ impl Prefetch {
         huge_reads: &mut HugeReads,
     ) {
         let end = self.pager.table().page_count().0;
-        let chunks = window.split_chunks(end);
-        let chunks = chunks.map_or(0..0, |(first, count)| first.0..first.0 + count.0);
-        let chunks = chunks.step_by(CHUNK_PAGES).map(|first| (PageId(first), CHUNK_LEN.0));
+        let chunks = window.split_chunks(end).map(|first| (first, CHUNK_LEN.0));
         let mut room = true;
         let cluster = self.pager.table().pages_of_cluster(page);
         let cluster = once((PageId(cluster.start), cluster.end - cluster.start));

@@ -23,7 +23,7 @@
 //! Any other fault near a stream ends its confidence: wrong guesses stop after one small block.
 //! Used by handlers, under one leaf lock.
 
-use crate::base::units::{PageCount, PageId};
+use crate::base::units::PageId;
 use crate::paging::page::CHUNK_LEN;
 use crate::paging::pager::table::CLUSTER_SHIFT;
 
@@ -122,17 +122,26 @@ impl Window {
         })
     }
 
-    /// The whole chunks at the window's end, below the page `end`, as their first page and the number of pages;
-    /// what comes before them is left in the window.
-    pub(in crate::paging) fn split_chunks(&mut self, end: u64) -> Option<(PageId, PageCount)> {
-        if self.mark != NO_MARK {
-            return None;
+    /// The first pages of the whole chunks at the window's end, below the page `end` and nearest first; what comes before
+    /// them is left in the window.
+    pub(in crate::paging) fn split_chunks(
+        &mut self,
+        end: u64,
+    ) -> impl Iterator<Item = PageId> + use<> {
+        let descends = self.stride < 0;
+        let (low, high) = match descends {
+            true => (self.first + 1 - self.count, self.first + 1),
+            false => (self.first, self.first + self.count),
+        };
+        let low = low.next_multiple_of(CHUNK);
+        let high = high.min(end >> CLUSTER_SHIFT) / CHUNK * CHUNK;
+        let is_dense = self.mark == NO_MARK && self.stride.unsigned_abs() == 1;
+        let chunks = if is_dense { high.saturating_sub(low) / CHUNK } else { 0 };
+        if chunks > 0 {
+            self.count = if descends { self.first + 1 - high } else { low - self.first };
         }
-        let last = (self.first + self.count).min(end >> CLUSTER_SHIFT) / CHUNK * CHUNK;
-        let first = self.first.next_multiple_of(CHUNK);
-        let count = last.checked_sub(first).filter(|count| *count > 0)?;
-        self.count = first - self.first;
-        Some((PageId(first << CLUSTER_SHIFT), PageCount(count << CLUSTER_SHIFT)))
+        let at = move |n| if descends { high - (n + 1) * CHUNK } else { low + n * CHUNK };
+        (0..chunks).map(move |n| PageId(at(n) << CLUSTER_SHIFT))
     }
 }
 
@@ -147,8 +156,8 @@ struct Stream {
     stride: i64,
     /// Pages of the last block.
     block: u64,
-    /// Where the chunks end that were asked for; 0 while pages are.
-    asked_end: u64,
+    /// Where the chunks end that were asked for, of a stream that descends where they begin; `None` while pages are.
+    asked_end: Option<u64>,
     confidence: u8,
     /// When it was last matched, and the pages asked for by then.
     used: u64,
@@ -196,7 +205,7 @@ impl Streams {
                 behind: 0,
                 stride: 1,
                 block: 0,
-                asked_end: 0,
+                asked_end: None,
                 confidence,
                 used: clock,
                 asked,
@@ -209,7 +218,7 @@ impl Streams {
         stream.follow(page);
         if on == FaultOn::StoredPage {
             // The chunks that were asked for are not there: they are asked for again.
-            stream.asked_end = stream.asked_end.min(page + 1);
+            stream.asked_end = None;
         }
         if stream.confidence < CONFIDENT {
             return None;
@@ -278,7 +287,7 @@ impl Stream {
                 self.confidence = 1;
                 self.stride = stride;
             }
-            (self.block, self.behind, self.asked_end) = (0, 0, 0);
+            (self.block, self.behind, self.asked_end) = (0, 0, None);
         }
         self.last = page;
         self.next = page.wrapping_add_signed(self.stride);
@@ -286,12 +295,21 @@ impl Stream {
 
     /// All up to the last end of a chunk within the window that was not asked for before.
     fn advance_by_chunks(&mut self, page: u64, ahead: u64) -> Option<Window> {
-        let end = (page + ahead) / CHUNK * CHUNK;
-        let first = self.asked_end.max(page + 1);
-        self.asked_end = end.max(first);
         self.block = CHUNK;
+        if self.stride < 0 {
+            let end = page.saturating_sub(ahead).next_multiple_of(CHUNK).min(page);
+            let above = self.asked_end.map_or(page, |asked| asked.min(page));
+            self.asked_end = Some(end.min(above));
+            self.next = page.wrapping_sub(1);
+            self.behind = page - end.min(above);
+            let count = above.checked_sub(end).filter(|count| *count > 0)?;
+            return Some(Window { first: above - 1, stride: -1, count, mark: NO_MARK });
+        }
+        let end = (page + ahead) / CHUNK * CHUNK;
+        let first = self.asked_end.map_or(page + 1, |asked| asked.max(page + 1));
+        self.asked_end = Some(end.max(first));
         self.next = page + 1;
-        self.behind = self.asked_end - self.next;
+        self.behind = end.max(first) - self.next;
         let count = end.checked_sub(first).filter(|count| *count > 0)?;
         Some(Window { first, stride: 1, count, mark: NO_MARK })
     }
@@ -305,10 +323,10 @@ impl Stream {
         limits: WindowLimits,
         is_stored: &dyn Fn(u64) -> bool,
     ) -> Option<Window> {
-        if limits.in_chunks > 0 && self.stride == 1 && self.block * 2 >= CHUNK {
+        if limits.in_chunks > 0 && self.stride.unsigned_abs() == 1 && self.block * 2 >= CHUNK {
             return self.advance_by_chunks(page, limits.in_chunks);
         }
-        self.asked_end = 0;
+        self.asked_end = None;
         let before = self.behind;
         let first_time = self.block == 0;
         let grown = if first_time { FIRST_BLOCK } else { self.block * 2 };
@@ -410,8 +428,11 @@ mod tests {
 
     /// The whole chunks at the end of `window`, counted as in this module.
     fn split(window: &mut Window) -> Option<std::ops::Range<u64>> {
-        let (first, count) = window.split_chunks(1 << 30)?;
-        Some(first.0 >> CLUSTER_SHIFT..(first.0 + count.0) >> CLUSTER_SHIFT)
+        let chunks: Vec<u64> =
+            window.split_chunks(1 << 30).map(|first| first.0 >> CLUSTER_SHIFT).collect();
+        let (first, last) = (chunks.iter().min()?, chunks.iter().max()?);
+        assert!(chunks.is_sorted() || chunks.iter().rev().is_sorted(), "{chunks:?}");
+        Some(*first..last + CHUNK)
     }
 
     #[test]
@@ -438,14 +459,38 @@ mod tests {
     }
 
     #[test]
+    fn a_stream_that_descends_asks_for_the_chunks_below_it() {
+        let mut streams = Streams::new();
+        let top = 10 * CHUNK - 1;
+        let mut ask = |page, on| streams.fault(page, on, BY_CHUNKS, false, FAULTS);
+        for below in [9, 10, 11, 12, 17, 26, 35, 52] {
+            let window = ask(top - below, FaultOn::StoredPage);
+            assert!(window.is_none_or(|mut window| split(&mut window).is_none()), "{below}");
+        }
+        let mut window = ask(top - 85, FaultOn::StoredPage).expect("a block of a chunk");
+        assert_eq!(split(&mut window), Some(6 * CHUNK..9 * CHUNK));
+        let before: Vec<u64> = (9 * CHUNK..top - 85).rev().collect();
+        assert_eq!(pages(Some(window)), before, "what is above the chunks");
+        let next = ask(9 * CHUNK - 1, FaultOn::PageReadAhead).map(|mut next| split(&mut next));
+        assert_eq!(next, Some(Some(5 * CHUNK..6 * CHUNK)));
+        let again =
+            ask(8 * CHUNK - 1, FaultOn::StoredPage).expect("what was asked for is not there");
+        assert_eq!(pages(Some(again)).first(), Some(&(8 * CHUNK - 2)));
+        // Down to the first page, and not below it.
+        let rest = (0..7).map(|chunk| ask((7 - chunk) * CHUNK - 1, FaultOn::PageReadAhead));
+        let ends: Vec<u64> = rest.flat_map(|window| pages(window).into_iter().min()).collect();
+        assert_eq!(ends.iter().min(), Some(&0), "{ends:?}");
+    }
+
+    #[test]
     fn chunks_beyond_the_end_of_the_region_are_left_out() {
         const PAGES: u64 = CHUNK_LEN.0;
         let mut window = Window { first: CHUNK - 8, stride: 1, count: 3 * CHUNK, mark: NO_MARK };
-        let within = window.split_chunks(3 * PAGES - 7);
-        assert_eq!(within, Some((PageId(PAGES), CHUNK_LEN)));
+        let within: Vec<PageId> = window.split_chunks(3 * PAGES - 7).collect();
+        assert_eq!(within, [PageId(PAGES)]);
         assert_eq!(window.rows(1 << 30).collect::<Vec<_>>(), [(PageId(PAGES - 32), 32)]);
         let mut window = Window { count: 3 * CHUNK, mark: CHUNK, ..window };
-        assert_eq!(window.split_chunks(1 << 30), None, "a mark is in the way");
+        assert_eq!(window.split_chunks(1 << 30).count(), 0, "a mark is in the way");
     }
 
     #[test]
