@@ -1,9 +1,11 @@
 /* SQLite with its memory in far memory: a database in memory that is larger than the limit. What SQLite asks for in
  * blocks of 4 KiB and more are pages and large rows, and those are far; all else is small and in use, and local.
- * Built where sqlite3.h is. The same queries with SQLite's own allocator have to have the same answers. */
+ * Built where sqlite3.h is. The same queries with SQLite's own allocator have to have the same answers. `sqlite far ROWS`
+ * and `sqlite own ROWS` are one side alone; far memory then has the limit of the control group or the machine. */
 #include <farheap.h>
 #include <sqlite3.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <time.h>
@@ -12,6 +14,7 @@
 #define CAPACITY ((uint64_t)1 << 30)
 #define FAR_FROM 4096
 #define ANSWER_MAX 256
+#define LOAD_MAX 512
 
 static farheap_placement placement(size_t size) { return size >= FAR_FROM ? FARHEAP_FAR : FARHEAP_LOCAL; }
 
@@ -37,7 +40,7 @@ static const sqlite3_mem_methods METHODS = {allocate, far_free, resize, size_of,
 static const char *const LOAD =
     "pragma temp_store = file;" /* In memory a sort has a small block for each row. */
     "create table t(a integer primary key, b text);"
-    "with recursive c(x) as (select 1 union all select x + 1 from c where x < 300000)"
+    "with recursive c(x) as (select 1 union all select x + 1 from c where x < %ld)"
     " insert into t select x, hex(x * 7919) || '-' || x || '-' || hex(zeroblob(20)) from c;"
     "create index i on t(b);";
 static const char *const QUERY =
@@ -51,17 +54,19 @@ static int append(void *answer, int columns, char **values, char **names) {
     return 0;
 }
 
-static int run(const char *what, char *answer) {
+static int run(const char *what, long rows, char *answer) {
+    char load[LOAD_MAX];
     sqlite3 *database = NULL;
     char *message = NULL;
     struct rusage usage;
     const clock_t began = clock();
     answer[0] = 0;
+    snprintf(load, sizeof load, LOAD, rows);
     int result = sqlite3_open(":memory:", &database);
     /* Beyond it a statement is SQLITE_NOMEM and rolled back. Far memory refuses no block while there is address space:
      * where the device is full and nothing can leave, a touch is SIGBUS. */
     sqlite3_hard_heap_limit64((sqlite3_int64)(CAPACITY / 4 * 3));
-    if (result == SQLITE_OK) result = sqlite3_exec(database, LOAD, NULL, NULL, &message);
+    if (result == SQLITE_OK) result = sqlite3_exec(database, load, NULL, NULL, &message);
     if (result == SQLITE_OK) result = sqlite3_exec(database, QUERY, append, answer, &message);
     if (result != SQLITE_OK) fprintf(stderr, "%s: %s: %s\n", what, sqlite3_errstr(result), message ? message : "");
     getrusage(RUSAGE_SELF, &usage);
@@ -73,19 +78,22 @@ static int run(const char *what, char *answer) {
     return result;
 }
 
-int main(void) {
+int main(int count, char **words) {
     sqlite3_mem_methods own;
+    const int is_one = count == 3;
+    const long rows = is_one ? atol(words[2]) : 300000;
     char far_answer[ANSWER_MAX], own_answer[ANSWER_MAX];
+    if (is_one && !strcmp(words[1], "own")) return run("its own", rows, own_answer) || puts(own_answer) < 0;
     farheap_heap *heap = NULL;
     farheap_config config = FARHEAP_CONFIG_INIT;
-    config.far_limit = LIMIT;
+    if (!is_one) config.far_limit = LIMIT;
     config.capacity = CAPACITY;
     if (farheap_start_config(&config, &heap) != FARHEAP_OK)
         return fprintf(stderr, "%s\n", farheap_last_message()), farheap_last_status() == FARHEAP_E_UFFD_UNAVAILABLE ? 77 : 1;
     /* Before SQLite is initialised, and again after sqlite3_shutdown(). */
     sqlite3_config(SQLITE_CONFIG_GETMALLOC, &own);
     sqlite3_config(SQLITE_CONFIG_MALLOC, &METHODS);
-    if (run("farheap", far_answer) != SQLITE_OK) return 1;
+    if (run("farheap", rows, far_answer) != SQLITE_OK) return 1;
     farheap_stats stats = {.size = sizeof stats};
     if (farheap_heap_stats(heap, &stats) != FARHEAP_OK) return 1;
     printf("at most %d MiB of far memory resident, %d MiB written, %d MiB read\n", (int)(stats.resident_bytes_max >> 20),
@@ -93,8 +101,9 @@ int main(void) {
     /* SQLite has given everything back. */
     if (farheap_shutdown(heap) != FARHEAP_OK) return 1;
     farheap_heap_free(heap);
+    if (is_one) return puts(far_answer) < 0;
     sqlite3_config(SQLITE_CONFIG_MALLOC, &own);
-    if (run("its own", own_answer) != SQLITE_OK) return 1;
+    if (run("its own", rows, own_answer) != SQLITE_OK) return 1;
     printf("%s\n", far_answer);
     return strcmp(far_answer, own_answer) == 0 && stats.resident_bytes_max <= LIMIT && stats.bytes_written > LIMIT ? 0 : 1;
 }
