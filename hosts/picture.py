@@ -41,3 +41,22 @@ def chart(name, points, left):
         line = [f"{x(share)},{y(sides[side])}" for share, sides in points if sides[side] is not None]
         parts.append(f'<polyline points="{" ".join(line)}" fill="none" stroke="{colour}" stroke-width="2"/>')
     return "".join(parts)
+
+
+def bars(rows, path):
+    """Draws a bar for each row (work, ratio, goal) that has a ratio, from 1 to it on a logarithmic scale; more is better."""
+    left, span, line, octaves = 420, 400, 20, 4
+    x = lambda ratio: left + span * (min(max(math.log2(ratio), -octaves), octaves) + octaves) / (2 * octaves)
+    known = [row for row in rows if row[1] and math.isfinite(row[1])]
+    parts = []
+    for power in range(-octaves, octaves + 1):
+        at = x(2.0**power)
+        parts.append(f'<line x1="{at}" x2="{at}" y1="25" y2="{30 + line * len(known)}" stroke="{"#000" if power == 0 else "#ddd"}"/>'
+                     f'<text x="{at - 8}" y="18">{2.0**power:g}</text>')
+    for at, (work, ratio, goal) in enumerate(known):
+        colour = "#888" if not goal else "#3c8c5a" if ratio >= goal else "#be503c"
+        top, ends = 30 + line * at, sorted((x(1), x(ratio)))
+        parts.append(f'<text x="5" y="{top + 13}">{work}</text><text x="{left + span + 10}" y="{top + 13}">{ratio:.2f}</text>'
+                     f'<rect x="{ends[0]}" y="{top + 2}" width="{max(1, ends[1] - ends[0])}" height="{line - 5}" fill="{colour}"/>')
+    size = f'width="{left + span + 70}" height="{40 + line * len(known)}" font-family="sans-serif" font-size="13"'
+    path.write_text(f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{"".join(parts)}</svg>\n')

@@ -370,36 +370,41 @@ def cell(value):
 class Table:
     """The lines that are printed, and the rows of target/figures, which are those of the benchmarks."""
 
-    def __init__(self, args):
-        names = [f"{name}, {unit}" for name, (unit, _) in FIGURES.items()]
+    FIGURES = FIGURES
+
+    def __init__(self, args, name):
+        names = [f"{name}, {unit}" for name, (unit, _) in self.FIGURES.items()]
         heads = ["program", "side", "group, MiB", *names, "peak, MiB", "answer"]
         self.lines = [f"| {' | '.join(heads)} |", "|---|---|" + "---:|" * (len(heads) - 3) + "---|"]
         self.is_wrong = False
-        self.rows, self.is_curve = [], args.curve
+        self.rows, self.is_curve = [], name == "curve"
         folder = ROOT / "target" / "figures" / ("smoke" if args.small else "")
         folder.mkdir(parents=True, exist_ok=True)
-        self.csv = folder / ("curve.csv" if args.curve else "hosts.csv")
-        self.csv.write_text("work,value,unit,baseline,baseline_value,ratio,goal\n")
+        self.csv = folder / f"{name}.csv"
+        self.begin()
         for line in self.lines:
             print(line)
+
+    def begin(self):
+        self.csv.write_text("work,value,unit,baseline,baseline_value,ratio,goal\n")
 
     def line(self, name, side, limit, outcome, plain):
         limit = f"{limit / MIB:.0f}" if limit else ""
         if isinstance(outcome, str):
-            cells = [name, side, limit, *[""] * len(FIGURES), "", outcome]
+            cells = [name, side, limit, *[""] * len(self.FIGURES), "", outcome]
         else:
             is_equal = outcome.answer == plain.answer
             self.is_wrong |= not is_equal
             if not is_equal:
                 print(f"{side} answers {outcome.answer[:500]!r}, plain {plain.answer[:500]!r}", file=sys.stderr)
-            figures = [cell(figure(outcome)) for _, figure in FIGURES.values()]
+            figures = [cell(figure(outcome)) for _, figure in self.FIGURES.values()]
             cells = [name, side, limit, *figures, f"{outcome.peak / MIB:.1f}", "equal" if is_equal else "WRONG"]
         self.lines.append(f"| {' | '.join(cells)} |")
         print(self.lines[-1], flush=True)
 
     def compare(self, name, share, far, swap):
         """The rows of both sides in groups of a size."""
-        for what, (unit, figure) in FIGURES.items():
+        for what, (unit, figure) in self.FIGURES.items():
             value, base = (None if isinstance(outcome, str) else figure(outcome) for outcome in (far, swap))
             self.row(f"{name} at {share} %: {what}", value, unit, "swap", base, self.goal(what, share))
 
@@ -514,7 +519,7 @@ def main():
         print(f"skipped: {why}")
         return
     args.swap = not args.no_swap and start_swap(args)
-    table = Table(args)
+    table = Table(args, "curve" if args.curve else "hosts")
     for name in args.program or (CURVE if args.curve else PROGRAMS):
         measure(name, table, args)
         if args.curve:
