@@ -1,13 +1,14 @@
 //! Record batches in far memory beside ones in memory: answers, times, resident memory of the process.
 //!
 //! `cargo run --release -p farheap-arrow --example columns -- far` and `-- memory`, each in a process of its own. With
-//! `far` the process has a limit of 64 MiB. `ROWS` is another number of rows, 3,000,000 (166 MiB) unless set.
+//! `far` the process has a limit of 64 MiB, or that of `LIMIT`. `ROWS` is another number of rows, 3,000,000 (166 MiB)
+//! unless set.
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
 use arrow_array::{Int64Array, RecordBatch, StringArray};
 use arrow_schema::ArrowError;
-use farheap::{ByteCount, Heap};
+use farheap::Heap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -63,21 +64,22 @@ fn main() -> Result<(), Failure> {
         Some(other) => return Err(format!("{other}: far or memory").into()),
     };
     // Of the process. The device is a temporary file here.
-    let heap = match Heap::builder().limit(ByteCount::mib(64)).dir(".").start() {
-        Ok(heap) => heap,
-        Err(error) => {
-            println!("skipped: {error}");
-            return Ok(());
-        }
-    };
+    let limit = std::env::var("LIMIT").unwrap_or_else(|_| "64MiB".to_owned());
+    let heap =
+        match is_far.then(|| Heap::builder().set("limit", &limit)?.dir(".").start()).transpose() {
+            Ok(heap) => heap,
+            Err(error) => {
+                println!("skipped: {error}");
+                return Ok(());
+            }
+        };
     let mut batches: Vec<RecordBatch> = Vec::new();
     timed("built", || {
         for start in (0..rows).step_by(BATCH as usize) {
             let batch = batch(start, BATCH.min(rows - start))?;
-            batches.extend(if is_far {
-                farheap_arrow::copy_batches(&[batch], heap.tier())?
-            } else {
-                vec![batch]
+            batches.extend(match &heap {
+                Some(heap) => farheap_arrow::copy_batches(&[batch], heap.tier())?,
+                None => vec![batch],
             });
         }
         Ok(batches.len())
@@ -89,5 +91,5 @@ fn main() -> Result<(), Failure> {
         Ok(sums(&some))
     })?;
     drop(batches);
-    Ok(heap.shutdown()?)
+    Ok(heap.map_or(Ok(()), |heap| heap.shutdown())?)
 }
