@@ -1,7 +1,7 @@
 //! A database of redb in a buffer pool beside one in a file: answers, times, resident memory of the process.
 //!
-//! `cargo run --release --example compare -- pool` and `-- file`, each in a process of its own. Both have 64 MiB:
-//! redb's cache over a file, or a small one and a pool. `KEYS` is another number of keys, 1,000,000 unless set.
+//! `cargo run --release --example compare -- pool` and `-- file`, each in a process of its own. Both have 64 MiB, or
+//! `LIMIT`: redb's cache over a file, or a small one and a pool. `KEYS` is another number of keys than 1,000,000.
 
 use farheap::{ByteCount, manager::MemoryManager, pool::PoolConfig};
 use farheap_redb::PoolBackend;
@@ -10,8 +10,7 @@ use std::time::Instant;
 
 type Failure = Box<dyn std::error::Error>;
 const TABLE: TableDefinition<u64, &[u8]> = TableDefinition::new("table");
-const MEMORY: ByteCount = ByteCount::mib(64);
-/// Of this, what redb caches itself above a pool.
+/// Of the memory, what redb caches itself above a pool.
 const CACHE: ByteCount = ByteCount::mib(4);
 /// Bytes of a value; lookups; changes, in transactions of 100.
 const VALUE: usize = 200;
@@ -67,9 +66,10 @@ fn main() -> Result<(), Failure> {
     let directory = tempfile::tempdir_in(".")?; // Not in memory, as /tmp may be.
     let path = directory.path().join("database");
     let mut builder = Database::builder();
-    let manager = MemoryManager::start(ByteCount(MEMORY.0 - CACHE.0))?;
+    let memory: ByteCount = std::env::var("LIMIT").as_deref().unwrap_or("64MiB").parse()?;
+    let manager = MemoryManager::start(ByteCount(memory.0 - CACHE.0))?;
     let database = match std::env::args().nth(1).as_deref() {
-        Some("file") => builder.set_cache_size(MEMORY.as_usize()).create(&path)?,
+        Some("file") => builder.set_cache_size(memory.as_usize()).create(&path)?,
         None | Some("pool") => {
             let config = PoolConfig::new().whole_pages(true);
             let pool = config.create(&path, ByteCount::gib(64), &manager)?;
