@@ -25,7 +25,8 @@ const LINE_PART: u32 = 16;
 /// What makes room where there are open chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Choice {
-    /// As the library: chunks, but pages while these are read in order, or while fresh data comes back more.
+    /// As the library: chunks, but pages while these are read in order and are not read again, or while fresh data comes
+    /// back more.
     Shipped,
     Chunks,
     Pages,
@@ -74,6 +75,8 @@ enum State {
 struct Returns {
     left: [u64; 2],
     came_back: [u64; 2],
+    /// Also ahead of a fault.
+    read_again: [u64; 2],
 }
 
 struct Memory {
@@ -188,10 +191,10 @@ impl Memory {
         self.streams.truncate(STREAMS);
         let how = if stream.is_some() { Insert::Prefetched } else { Insert::Filled };
         if let Some((when, was_read)) = self.left[page as usize].take()
-            && how == Insert::Filled
             && self.gone - when <= self.frames
         {
-            self.returns.came_back[usize::from(was_read)] += 1;
+            self.returns.read_again[usize::from(was_read)] += 1;
+            self.returns.came_back[usize::from(was_read)] += u64::from(how == Insert::Filled);
         }
         self.was_read[page as usize] = true;
         self.arrive(page, how);
@@ -282,7 +285,7 @@ impl Memory {
         if listed == 0 {
             return false;
         }
-        let Returns { left, came_back } = &self.returns;
+        let Returns { left, came_back, read_again } = &self.returns;
         let fresh_return = 2 * came_back[0] * (left[1] + 1) > 3 * came_back[1] * (left[0] + 1);
         match self.choice {
             Choice::Chunks => false,
@@ -293,7 +296,10 @@ impl Memory {
                 self.random.random_range(0..listed + chunks) < listed
             }
             Choice::Shipped => {
-                let wants = listed * OPEN_PART > self.frames && (self.in_order() || fresh_return);
+                let [fresh, read] = *read_again;
+                let read_return = 2 * read * (left[0] + 1) > 3 * fresh * (left[1] + 1);
+                let in_order = self.in_order() && !read_return;
+                let wants = listed * OPEN_PART > self.frames && (in_order || fresh_return);
                 if wants && self.since_chunk >= AGEING * u64::from(CHUNK) {
                     self.since_chunk = 0;
                     return false;
@@ -361,6 +367,7 @@ impl Memory {
         if returns.left[0] + returns.left[1] > self.frames {
             returns.left = returns.left.map(|count| count / 2);
             returns.came_back = returns.came_back.map(|count| count / 2);
+            returns.read_again = returns.read_again.map(|count| count / 2);
         }
     }
 

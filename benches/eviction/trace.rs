@@ -99,12 +99,13 @@ impl Trace {
     }
 
     /// Traces in which fresh data stands beside data that was read.
-    pub(crate) fn of_fresh_data(Scale { pages, touches, seed }: Scale) -> [Trace; 3] {
+    pub(crate) fn of_fresh_data(Scale { pages, touches, seed }: Scale) -> [Trace; 4] {
         let mut rng = StdRng::seed_from_u64(seed);
         let scale = Scale { pages, touches, seed };
         [
             ("load beside a pool", load_beside_a_pool(&mut rng, scale)),
             ("hash beside scans", hash_beside_scans(&mut rng, scale)),
+            ("scans that fit", scans_that_fit(scale)),
             ("tree build", tree_build(&mut rng, scale).into_iter().map(Event::Touch).collect()),
         ]
         .map(|(name, events)| Trace::new(name.to_owned(), pages, events))
@@ -319,4 +320,10 @@ fn hash_beside_scans(rng: &mut StdRng, Scale { pages, touches, .. }: Scale) -> V
         trace.extend((table..table + hash).map(Event::Discard));
     }
     trace
+}
+
+/// A table is loaded; queries scan its first eighth again and again, which fits, and need nothing of what was loaded after it.
+fn scans_that_fit(Scale { pages, touches, .. }: Scale) -> Vec<Event> {
+    let columns = (0..pages / 8).cycle().take(touches);
+    (0..pages).chain(columns).map(Event::Touch).collect()
 }

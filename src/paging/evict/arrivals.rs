@@ -73,6 +73,11 @@ impl Residents {
         self.returns.fresh_return_more()
     }
 
+    /// True if data that was read and left is read again, more than fresh data.
+    pub(in crate::paging) fn read_return_more(&self) -> bool {
+        self.returns.read_return_more()
+    }
+
     /// True if a page left a short while ago, as fresh data.
     pub(in crate::paging) fn left_fresh(&self, page: PageId) -> bool {
         self.returns.left_fresh(page)
@@ -175,14 +180,19 @@ impl Arrivals {
         }
     }
 
-    /// True if `want` of the policy's pages should make room, not a chunk: what arrives is read in order, or what was
-    /// fresh comes back more than what was read (`fresh_return`).
+    /// True if `want` of the policy's pages should make room, not a chunk: what arrives is read in order and not read again more
+    /// than fresh data (`read_return`), or what was fresh comes back more than what was read (`fresh_return`).
     ///
     /// Pages read at random are needed again at random: while its likes made room, a hot set of 300 MiB that
     /// had left with its chunks got back one page in eight that were read, and fresh data that nobody came
     /// back for kept the rest of the limit.
-    pub(super) fn policy_goes_first(&mut self, want: u64, fresh_return: bool) -> bool {
-        if !self.in_order() && !fresh_return {
+    pub(super) fn policy_goes_first(
+        &mut self,
+        want: u64,
+        fresh_return: bool,
+        read_return: bool,
+    ) -> bool {
+        if (read_return || !self.in_order()) && !fresh_return {
             return false;
         }
         if self.since_chunk >= AGEING {
@@ -203,7 +213,7 @@ mod tests {
         let mut arrivals = Arrivals::default();
         (1..100).for_each(|turn| {
             arrivals.look(Arrived { filled: turn, ahead: turn, fresh: 2 * turn });
-            assert!(!arrivals.policy_goes_first(1, false));
+            assert!(!arrivals.policy_goes_first(1, false, false));
         });
     }
 
@@ -215,9 +225,18 @@ mod tests {
         for turn in 0..10 * AGEING {
             let filled = 20_000 + turn;
             arrivals.look(Arrived { filled, ahead: filled, fresh: 20_000 });
-            chunks += u64::from(!arrivals.policy_goes_first(1, false));
+            chunks += u64::from(!arrivals.policy_goes_first(1, false, false));
         }
         assert_eq!(chunks, 9, "one for {} pages", AGEING);
+    }
+
+    #[test]
+    fn pages_that_are_read_in_order_again_and_again_are_answered_by_chunks() {
+        let mut arrivals = Arrivals::default();
+        (1..100).for_each(|turn| {
+            arrivals.look(Arrived { filled: turn, ahead: turn, fresh: 0 });
+            assert!(!arrivals.policy_goes_first(1, false, true));
+        });
     }
 
     #[test]
@@ -225,7 +244,7 @@ mod tests {
         let mut arrivals = Arrivals::default();
         (1..100).for_each(|turn| {
             arrivals.look(Arrived { filled: 30 * turn, ahead: turn, fresh: turn });
-            assert!(!arrivals.policy_goes_first(1, false));
+            assert!(!arrivals.policy_goes_first(1, false, false));
         });
     }
 
@@ -235,7 +254,7 @@ mod tests {
         let mut chunks = 0;
         for turn in 1..=10 * AGEING {
             arrivals.look(Arrived { filled: turn, ahead: 0, fresh: 2 * turn });
-            chunks += u64::from(!arrivals.policy_goes_first(1, true));
+            chunks += u64::from(!arrivals.policy_goes_first(1, true, false));
         }
         assert_eq!(chunks, 9, "one for {} pages", AGEING);
     }
@@ -248,6 +267,6 @@ mod tests {
             let filled = turn * CHUNK_LEN.0;
             arrivals.look(Arrived { filled, ahead: filled, fresh: 1 << 40 });
         });
-        assert!(arrivals.policy_goes_first(1, false));
+        assert!(arrivals.policy_goes_first(1, false, false));
     }
 }

@@ -34,16 +34,18 @@ const SPAN: u8 = READ - 1;
 /// Spans in which a limit of pages leaves.
 const SPANS: u8 = 8;
 
-/// Pages of one kind that left lately, and how many came back soon.
+/// Pages of one kind that left lately, and how many came back soon: by a fault, or at all.
 #[derive(Clone, Copy, Debug, Default)]
 struct Tally {
     left: u64,
     came_back: u64,
+    read_again: u64,
 }
 
 impl Tally {
     fn fade(&mut self) {
-        *self = Tally { left: self.left / 2, came_back: self.came_back / 2 };
+        let Tally { left, came_back, read_again } = *self;
+        *self = Tally { left: left / 2, came_back: came_back / 2, read_again: read_again / 2 };
     }
 }
 
@@ -113,9 +115,11 @@ impl Returns {
         if before != now {
             *note = now;
         }
-        if how == Insert::Filled && self.left_lately(before) {
+        if how != Insert::Fresh && self.left_lately(before) {
             let was_read = before & READ != 0;
-            if was_read { &mut self.read } else { &mut self.fresh }.came_back += 1;
+            let tally = if was_read { &mut self.read } else { &mut self.fresh };
+            tally.read_again += 1;
+            tally.came_back += u64::from(how == Insert::Filled);
         }
     }
 
@@ -143,11 +147,18 @@ impl Returns {
         let _ = self.notes.give_back(pages.start..pages.end.min(self.notes.len()));
     }
 
-    /// True if more of the fresh data that left came back than of the data that had been read, by half as
+    /// True if more of the fresh data that left came back by faults than of the data that had been read, by half as
     /// much again: below that it is chance, as where all data is used alike.
     pub(super) fn fresh_return_more(&self) -> bool {
         let Returns { fresh, read, .. } = self;
         2 * fresh.came_back * (read.left + 1) > 3 * read.came_back * (fresh.left + 1)
+    }
+
+    /// True if more of the data that had been read was read again, by a fault or ahead of one, than of the fresh data: as
+    /// that of queries that scan the same columns.
+    pub(super) fn read_return_more(&self) -> bool {
+        let Returns { fresh, read, .. } = self;
+        2 * read.read_again * (fresh.left + 1) > 3 * fresh.read_again * (read.left + 1)
     }
 }
 
@@ -187,6 +198,22 @@ mod tests {
         // As much of both: then fresh data goes.
         arrive(&mut returns, 1_000..1_010, Insert::Filled);
         assert!(!returns.fresh_return_more());
+    }
+
+    #[test]
+    fn data_that_is_scanned_again_stays_rather_than_fresh_data_that_is_not() {
+        let mut returns = returns();
+        assert!(!returns.read_return_more(), "nothing is known");
+        leave(&mut returns, 0..20);
+        arrive(&mut returns, 0..10, Insert::Prefetched);
+        assert!(!returns.read_return_more(), "these were fresh ones");
+        leave(&mut returns, 0..10);
+        arrive(&mut returns, 0..10, Insert::Prefetched);
+        assert!(returns.read_return_more());
+        assert!(!returns.fresh_return_more(), "no fault has waited for them");
+        // As much of the fresh data: then that stays.
+        arrive(&mut returns, 10..20, Insert::Filled);
+        assert!(!returns.read_return_more());
     }
 
     #[test]

@@ -183,17 +183,18 @@ impl Evictor {
 
     /// True if the next to go is a page that the policy knows, although there are open chunks. Data read back
     /// in order pushes itself out then, which mostly costs no write, and fresh data, which it comes to next,
-    /// stays; so does fresh data that is used again and again.
+    /// stays, unless the former is read again and again; so does fresh data that is used again and again.
     fn policy_goes_first(&mut self, want: usize) -> bool {
         /// Victims that came to nothing so far: then chunks must go.
         const FRUITLESS_MAX: usize = 2 * BATCH_MAX;
-        let (listed, fresh_return) = {
+        let (listed, fresh_return, read_return) = {
             let policy = self.pager.memory().policy().lock();
-            (policy.resident().0 * PAGE as u64, policy.fresh_return_more())
+            let listed = policy.resident().0 * PAGE as u64;
+            (listed, policy.fresh_return_more(), policy.read_return_more())
         };
         listed * OPEN_PART > self.pager.budget().limit().0
             && self.fruitless <= FRUITLESS_MAX
-            && self.arrivals.policy_goes_first(want as u64, fresh_return)
+            && self.arrivals.policy_goes_first(want as u64, fresh_return, read_return)
     }
 
     /// Takes an open chunk out whole, as the huge page that it mostly is; its pages cool in a run
