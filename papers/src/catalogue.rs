@@ -153,6 +153,36 @@ const fn resident(label: &'static str, theirs: f64, row: &'static [&'static str]
     point(label, "of requested", Theirs::Is(theirs), row, Column::Inverse)
 }
 
+/// A value of one allocator's own, whose curve is only drawn.
+const fn own(label: &'static str, unit: &'static str, row: &'static [&'static str]) -> Point {
+    point(label, unit, Theirs::Unknown, row, Column::Value)
+}
+
+/// A part of something of one allocator's own.
+const fn part(label: &'static str, of: &'static str, row: &'static [&'static str]) -> Point {
+    point(label, of, Theirs::Unknown, row, Column::Inverse)
+}
+
+/// The paper's allocators, of which glibc's is 2.36 here and 2.23 and 2.28 there.
+const THEIRS: [&str; 4] = ["jemalloc", "TBBmalloc", "TCMalloc", "glibc"];
+
+/// The largest of all four allocators' values over their least.
+fn range(ours: Ours<'_>) -> Option<f64> {
+    let all: Option<Vec<f64>> = THEIRS.iter().map(|label| ours(label)).collect();
+    let all = all?;
+    Some(
+        all.iter().copied().fold(0.0, f64::max) / all.iter().copied().fold(f64::INFINITY, f64::min),
+    )
+}
+
+/// The order of the allocators' medians at a rate.
+fn order(ours: Ours<'_>, rate: &str) -> Option<Vec<&'static str>> {
+    let all = THEIRS.iter().map(|label| Some((*label, ours(&format!("{label}, {rate}"))?)));
+    let mut all = all.collect::<Option<Vec<_>>>()?;
+    all.sort_by(|one, other| one.1.total_cmp(&other.1));
+    Some(all.into_iter().map(|(label, _)| label).collect())
+}
+
 const METADATA: Run = Run {
     bench: "metadata",
     quick: &["--rounds", "1"],
@@ -160,9 +190,16 @@ const METADATA: Run = Run {
     paper: &["--paper", "--rounds", "1"],
 };
 
+const COOPERATIVE: Run = Run {
+    bench: "cooperative",
+    quick: &["--seconds", "8", "--every", "4", "--warm-up", "2"],
+    usual: &[],
+    paper: &["--full"],
+};
+
 const QUERY: Run = Run {
     bench: "query_alloc",
-    quick: &["--rounds", "1"],
+    quick: &["--quick", "--rounds", "1"],
     usual: &["--rounds", "1"],
     paper: &["--paper", "--rounds", "1"],
 };
@@ -235,14 +272,38 @@ pub(crate) const CATALOGUE: &[Item] = &[
     Item {
         paper: "cooperative",
         kind: Kind::Figure,
+        number: 1,
+        title: "what traditional memory management leaves unused, and which queries fail",
+        run: COOPERATIVE,
+        points: &[
+            allocator("unused, partitioned", "% of the limit", &["memory unused,"]),
+            own("unused, one limit", "% of the limit", &["memory unused,"]),
+            allocator("failed, partitioned", "% of queries", &["queries of 0.6 limits that fail,"]),
+            own("failed, one limit", "% of queries", &["queries of 0.6 limits that fail,"]),
+        ],
+        findings: &[
+            Finding {
+                text: "(A) a part for each leaves memory unused: twice as much as one limit, or more",
+                by: Evidence::Counts,
+                needs: None,
+                holds: |ours| Some(ours("unused, partitioned")? > 2.0 * ours("unused, one limit")?),
+            },
+            Finding {
+                text: "(B) queries that need more than their part fail, and do not under one limit",
+                by: Evidence::Counts,
+                needs: None,
+                holds: |ours| {
+                    Some(ours("failed, partitioned")? > 0.0 && ours("failed, one limit")? == 0.0)
+                },
+            },
+        ],
+    },
+    Item {
+        paper: "cooperative",
+        kind: Kind::Figure,
         number: 2,
         title: "a mixed workload with traditional and cooperative memory management",
-        run: Run {
-            bench: "cooperative",
-            quick: &["--seconds", "8", "--every", "4", "--warm-up", "2"],
-            usual: &[],
-            paper: &["--full"],
-        },
+        run: COOPERATIVE,
         points: &[
             point(
                 "throughput without a query",
@@ -568,6 +629,157 @@ pub(crate) const CATALOGUE: &[Item] = &[
     Item {
         paper: "query",
         kind: Kind::Figure,
+        number: 1,
+        title: "time and memory of a set of queries, all at once, by allocator",
+        run: QUERY,
+        points: &[
+            own("jemalloc", "s", &["rate all; time of all jemalloc,"]),
+            own("TBBmalloc", "s", &["rate all; time of all TBBmalloc,"]),
+            own("TCMalloc", "s", &["rate all; time of all TCMalloc,"]),
+            own("glibc", "s", &["rate all; time of all system,"]),
+            own("mimalloc", "s", &["rate all; time of all mimalloc,"]),
+            own("jemalloc, resident", "MiB", &["rate all; average resident jemalloc,"]),
+            own("TBBmalloc, resident", "MiB", &["rate all; average resident TBBmalloc,"]),
+            own("TCMalloc, resident", "MiB", &["rate all; average resident TCMalloc,"]),
+            own("glibc, resident", "MiB", &["rate all; average resident system,"]),
+            own("mimalloc, resident", "MiB", &["rate all; average resident mimalloc,"]),
+            part(
+                "jemalloc, afterwards",
+                "of its peak",
+                &["rate all; resident afterwards jemalloc,"],
+            ),
+        ],
+        findings: &[
+            Finding {
+                text: "jemalloc takes less time than glibc's malloc (half of it on their machine)",
+                by: Evidence::Times,
+                needs: None,
+                holds: |ours| less(ours, "jemalloc", "glibc"),
+            },
+            Finding {
+                text: "jemalloc has the highest memory consumption",
+                by: Evidence::Times,
+                needs: None,
+                holds: |ours| {
+                    let of = |label: &str| ours(&format!("{label}, resident"));
+                    let others = [of("TBBmalloc")?, of("TCMalloc")?, of("glibc")?];
+                    Some(others.into_iter().fold(0.0, f64::max) <= of("jemalloc")?)
+                },
+            },
+            Finding {
+                text: "jemalloc does not release it directly: half of its peak stays, or more",
+                by: Evidence::Times,
+                needs: None,
+                holds: |ours| Some(ours("jemalloc, afterwards")? >= 0.5),
+            },
+        ],
+    },
+    Item {
+        paper: "query",
+        kind: Kind::Figure,
+        number: 2,
+        title: "sizes of allocations, by number and by memory",
+        run: QUERY,
+        points: &[
+            own("below 32 KiB", "% of allocations", &["rate one; allocations from 0 KiB to 32,"]),
+            own(
+                "32 to 128 KiB",
+                "% of allocations",
+                &["rate one; allocations from 32 KiB to 128,"],
+            ),
+            own(
+                "128 to 512 KiB",
+                "% of allocations",
+                &["rate one; allocations from 128 KiB to 512,"],
+            ),
+            own(
+                "512 KiB to 2 MiB",
+                "% of allocations",
+                &["rate one; allocations from 512 KiB to 2048,"],
+            ),
+            own("2 MiB and more", "% of allocations", &["rate one; allocations from 2048 KiB to,"]),
+            allocator(
+                "below 32 KiB, bytes",
+                "% of bytes",
+                &["rate one; allocations from 0 KiB to 32,"],
+            ),
+            allocator(
+                "32 to 128 KiB, bytes",
+                "% of bytes",
+                &["rate one; allocations from 32 KiB to 128,"],
+            ),
+            allocator(
+                "128 to 512 KiB, bytes",
+                "% of bytes",
+                &["rate one; allocations from 128 KiB to 512,"],
+            ),
+            allocator(
+                "512 KiB to 2 MiB, bytes",
+                "% of bytes",
+                &["rate one; allocations from 512 KiB to 2048,"],
+            ),
+            allocator(
+                "2 MiB and more, bytes",
+                "% of bytes",
+                &["rate one; allocations from 2048 KiB to,"],
+            ),
+        ],
+        findings: &[
+            Finding {
+                text: "the most frequent allocations are of 32 to 512 KiB",
+                by: Evidence::Counts,
+                needs: None,
+                holds: |ours| Some(ours("32 to 128 KiB")? + ours("128 to 512 KiB")? > 50.0),
+            },
+            Finding {
+                text: "smaller allocations hardly count: less than a tenth of the memory",
+                by: Evidence::Counts,
+                needs: None,
+                holds: |ours| Some(ours("below 32 KiB, bytes")? < 10.0),
+            },
+        ],
+    },
+    Item {
+        paper: "query",
+        kind: Kind::Figure,
+        number: 3,
+        title: "memory over time: what stays after the queries",
+        run: QUERY,
+        points: &[
+            part("jemalloc", "of its peak", &["rate one; resident afterwards jemalloc; theirs,"]),
+            part("TBBmalloc", "of its peak", &["rate one; resident afterwards TBBmalloc,"]),
+            part("TCMalloc", "of its peak", &["rate one; resident afterwards TCMalloc; theirs,"]),
+            part("glibc", "of its peak", &["rate one; resident afterwards system,"]),
+            part(
+                "glibc, least",
+                "of the third before",
+                &["rate one; least of the last third system,"],
+            ),
+        ],
+        findings: &[
+            Finding {
+                text: "jemalloc releases most of its memory after the queries",
+                by: Evidence::Times,
+                needs: None,
+                holds: |ours| Some(ours("jemalloc")? < 0.5),
+            },
+            Finding {
+                text: "TBBmalloc does",
+                by: Evidence::Times,
+                needs: None,
+                holds: |ours| Some(ours("TBBmalloc")? < 0.5),
+            },
+            Finding {
+                text: "glibc's malloc holds a minimum of memory that increases over time",
+                by: Evidence::Times,
+                needs: None,
+                holds: |ours| Some(ours("glibc, least")? > 1.0),
+            },
+        ],
+    },
+    Item {
+        paper: "query",
+        kind: Kind::Figure,
         number: 4,
         title: "latency and wait of queries by allocator",
         run: QUERY,
@@ -576,6 +788,7 @@ pub(crate) const CATALOGUE: &[Item] = &[
             allocator("TBBmalloc, median", "ms", &["rate one; latency p50 local,", ",TBBmalloc,"]),
             allocator("TCMalloc, median", "ms", &["rate one; latency p50 local,", ",TCMalloc,"]),
             allocator("glibc, median", "ms", &["rate one; latency p50 local,", ",system,"]),
+            allocator("mimalloc, median", "ms", &["rate one; latency p50 local,", ",mimalloc,"]),
             point(
                 "farheap, local, median",
                 "ms",
@@ -603,6 +816,177 @@ pub(crate) const CATALOGUE: &[Item] = &[
     },
     Item {
         paper: "query",
+        kind: Kind::Figure,
+        number: 5,
+        title: "latency of queries by allocator, at a half, one and two times the rate",
+        run: QUERY,
+        points: &[
+            allocator("jemalloc, half", "ms", &["rate half; latency p50 local,", ",jemalloc,"]),
+            allocator("TBBmalloc, half", "ms", &["rate half; latency p50 local,", ",TBBmalloc,"]),
+            allocator("TCMalloc, half", "ms", &["rate half; latency p50 local,", ",TCMalloc,"]),
+            allocator("glibc, half", "ms", &["rate half; latency p50 local,", ",system,"]),
+            allocator("jemalloc, one", "ms", &["rate one; latency p50 local,", ",jemalloc,"]),
+            allocator("TBBmalloc, one", "ms", &["rate one; latency p50 local,", ",TBBmalloc,"]),
+            allocator("TCMalloc, one", "ms", &["rate one; latency p50 local,", ",TCMalloc,"]),
+            allocator("glibc, one", "ms", &["rate one; latency p50 local,", ",system,"]),
+            allocator("jemalloc, two", "ms", &["rate two; latency p50 local,", ",jemalloc,"]),
+            allocator("TBBmalloc, two", "ms", &["rate two; latency p50 local,", ",TBBmalloc,"]),
+            allocator("TCMalloc, two", "ms", &["rate two; latency p50 local,", ",TCMalloc,"]),
+            allocator("glibc, two", "ms", &["rate two; latency p50 local,", ",system,"]),
+            part("jemalloc, wait", "of latency", &["rate two; mean wait jemalloc,"]),
+            part("TBBmalloc, wait", "of latency", &["rate two; mean wait TBBmalloc,"]),
+            part("TCMalloc, wait", "of latency", &["rate two; mean wait TCMalloc,"]),
+            part("glibc, wait", "of latency", &["rate two; mean wait system,"]),
+        ],
+        findings: &[
+            Finding {
+                text: "the allocators' medians have the same order at all three rates",
+                by: Evidence::Times,
+                needs: None,
+                holds: |ours| {
+                    let half = order(ours, "half")?;
+                    Some(half == order(ours, "one")? && half == order(ours, "two")?)
+                },
+            },
+            Finding {
+                text: "at twice the rate waits are most of the latency, with each of them",
+                by: Evidence::Times,
+                needs: None,
+                holds: |ours| {
+                    let waits = THEIRS.iter().map(|label| ours(&format!("{label}, wait")));
+                    Some(waits.collect::<Option<Vec<_>>>()?.iter().all(|share| *share > 0.5))
+                },
+            },
+            Finding {
+                text: "at half the rate glibc's median is like TBBmalloc's (0.8 to 1.25 times)",
+                by: Evidence::Times,
+                needs: None,
+                holds: |ours| {
+                    let ratio = ours("glibc, half")? / ours("TBBmalloc, half")?;
+                    Some((0.8..=1.25).contains(&ratio))
+                },
+            },
+        ],
+    },
+    Item {
+        paper: "query",
+        kind: Kind::Figure,
+        number: 6,
+        title: "memory over time with small queries (scale factor 10)",
+        run: QUERY,
+        points: &[
+            own("jemalloc", "s", &["rate tenth; time of all jemalloc,"]),
+            own("TBBmalloc", "s", &["rate tenth; time of all TBBmalloc,"]),
+            own("TCMalloc", "s", &["rate tenth; time of all TCMalloc,"]),
+            own("glibc", "s", &["rate tenth; time of all system,"]),
+            own(
+                "jemalloc, that decays",
+                "MiB",
+                &["rate tenth; average resident jemalloc; theirs,"],
+            ),
+            own("jemalloc, that does not", "MiB", &["rate tenth; average resident jemalloc,"]),
+        ],
+        findings: &[
+            Finding {
+                text: "on one socket all allocators take as long (1.1 times the fastest, or less)",
+                by: Evidence::Times,
+                needs: None,
+                holds: |ours| Some(range(ours)? <= 1.1),
+            },
+            Finding {
+                text: "decay takes a tenth of what jemalloc keeps, or more",
+                by: Evidence::Times,
+                needs: None,
+                holds: |ours| {
+                    let kept = ours("jemalloc, that decays")?;
+                    Some(kept <= 0.9 * ours("jemalloc, that does not")?)
+                },
+            },
+        ],
+    },
+    Item {
+        paper: "query",
+        kind: Kind::Figure,
+        number: 7,
+        title: "latency of small queries (scale factor 10) by machine",
+        run: QUERY,
+        points: &[
+            allocator("jemalloc", "ms", &["rate tenth; latency p50 local,", ",jemalloc,"]),
+            allocator("TBBmalloc", "ms", &["rate tenth; latency p50 local,", ",TBBmalloc,"]),
+            allocator("TCMalloc", "ms", &["rate tenth; latency p50 local,", ",TCMalloc,"]),
+            allocator("glibc", "ms", &["rate tenth; latency p50 local,", ",system,"]),
+            allocator("mimalloc", "ms", &["rate tenth; latency p50 local,", ",mimalloc,"]),
+        ],
+        findings: &[
+            Finding {
+                text: "on one socket all allocators are very similar (medians of 1.25 times the least, or less)",
+                by: Evidence::Times,
+                needs: None,
+                holds: |ours| Some(range(ours)? <= 1.25),
+            },
+            Finding {
+                text: "on four sockets TCMalloc is slower than all others, ten times",
+                by: Evidence::Times,
+                needs: Some("four sockets, as theirs"),
+                holds: |_| None,
+            },
+        ],
+    },
+    Item {
+        paper: "query",
+        kind: Kind::Figure,
+        number: 8,
+        title: "memory over time without what was freed lazily",
+        run: QUERY,
+        points: &[
+            part(
+                "jemalloc, lazily freed",
+                "of resident",
+                &["rate tenth; lazily freed jemalloc; theirs,"],
+            ),
+            part(
+                "TCMalloc, lazily freed",
+                "of resident",
+                &["rate tenth; lazily freed TCMalloc; theirs,"],
+            ),
+            part(
+                "TBBmalloc, lazily freed",
+                "of resident",
+                &["rate tenth; lazily freed TBBmalloc,"],
+            ),
+            part("glibc, lazily freed", "of resident", &["rate tenth; lazily freed system,"]),
+            part(
+                "TCMalloc, the rest",
+                "of requested",
+                &["rate tenth; resident but for lazily freed TCMalloc; theirs,"],
+            ),
+        ],
+        findings: &[
+            Finding {
+                text: "jemalloc has 15 % less without what was freed lazily (10 to 20 %)",
+                by: Evidence::Times,
+                needs: None,
+                holds: |ours| Some((0.1..=0.2).contains(&ours("jemalloc, lazily freed")?)),
+            },
+            Finding {
+                text: "TCMalloc frees lazily too, TBBmalloc and glibc do not",
+                by: Evidence::Counts,
+                needs: None,
+                holds: |ours| {
+                    let others = ours("TBBmalloc, lazily freed")? + ours("glibc, lazily freed")?;
+                    Some(ours("TCMalloc, lazily freed")? > 0.01 && others < 0.01)
+                },
+            },
+            Finding {
+                text: "TCMalloc's rest follows what is requested (1.1 times it, or less)",
+                by: Evidence::Times,
+                needs: None,
+                holds: |ours| Some(ours("TCMalloc, the rest")? <= 1.1),
+            },
+        ],
+    },
+    Item {
+        paper: "query",
         kind: Kind::Table,
         number: 1,
         title: "page faults of the operating system by allocator",
@@ -612,6 +996,7 @@ pub(crate) const CATALOGUE: &[Item] = &[
             allocator("jemalloc", "faults", &["rate one; page faults local,", ",jemalloc,"]),
             allocator("TBBmalloc", "faults", &["rate one; page faults local,", ",TBBmalloc,"]),
             allocator("TCMalloc", "faults", &["rate one; page faults local,", ",TCMalloc,"]),
+            allocator("mimalloc", "faults", &["rate one; page faults local,", ",mimalloc,"]),
         ],
         findings: &[Finding {
             text: "jemalloc takes more page faults than glibc (4 times as many on their machine)",
@@ -631,6 +1016,7 @@ pub(crate) const CATALOGUE: &[Item] = &[
             resident("TBBmalloc", 27.9 / 15.9, &["rate one; average resident TBBmalloc,"]),
             resident("TCMalloc", 53.7 / 17.8, &["rate one; average resident TCMalloc,"]),
             resident("glibc", 42.5 / 20.2, &["rate one; average resident system,"]),
+            part("mimalloc", "of requested", &["rate one; average resident mimalloc,"]),
         ],
         findings: &[Finding {
             text: "jemalloc keeps 1.2 times of what is requested or more on average",
@@ -658,6 +1044,33 @@ mod tests {
             assert_eq!(labels.len(), item.points.len(), "{}", item.name());
             assert!(!item.findings.is_empty(), "{}", item.name());
         }
+    }
+
+    #[test]
+    fn all_that_the_papers_measure_is_here_and_three_findings_need_other_hardware() {
+        let of = |paper: &str, kind| -> Vec<u32> {
+            let items = CATALOGUE.iter().filter(|item| item.paper == paper && item.kind == kind);
+            items.map(|item| item.number).collect()
+        };
+        assert_eq!(of("cooperative", Kind::Figure), [1, 2]);
+        assert_eq!(of("collective", Kind::Figure), [4, 5, 6]);
+        assert_eq!(of("collective", Kind::Table), [3]);
+        assert_eq!(of("metadata", Kind::Figure), [5, 6, 7, 8, 9]);
+        assert_eq!(of("query", Kind::Figure), [1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(of("query", Kind::Table), [1, 2]);
+        let findings = CATALOGUE.iter().flat_map(|item| item.findings);
+        assert_eq!(findings.filter(|finding| finding.needs.is_some()).count(), 3);
+    }
+
+    #[test]
+    fn allocators_are_in_order_only_where_all_were_measured() {
+        let values = [3.0, 1.0, 2.0, 4.0];
+        let ours = |label: &str| {
+            let at = THEIRS.iter().position(|name| label.starts_with(name))?;
+            (label.ends_with(", one") || !label.contains(',')).then_some(values[at])
+        };
+        assert_eq!(order(&ours, "one"), Some(vec!["TBBmalloc", "TCMalloc", "jemalloc", "glibc"]));
+        assert_eq!((order(&ours, "two"), range(&ours)), (None, Some(4.0)));
     }
 
     #[test]
