@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! cargo bench -p farheap-lab --bench query_alloc                   # all allocators at all rates, ten minutes
-//! cargo bench -p farheap-lab --bench query_alloc -- --quick        # two of five queries
+//! cargo bench -p farheap-lab --bench query_alloc -- --quick        # a fifth of the queries
 //! cargo bench -p farheap-lab --bench query_alloc -- --paper        # three times the rows, five times the queries
 //! cargo bench -p farheap-lab --bench query_alloc -- --libraries /opt/lib  # where the others' shared libraries are
 //! cargo bench -p farheap-lab --bench query_alloc -- --test         # does it work? seconds
@@ -62,7 +62,7 @@ struct Options {
     /// Three times the rows, five times the queries.
     #[arg(long)]
     paper: bool,
-    /// Two of five queries.
+    /// A fifth of the queries.
     #[arg(long, conflicts_with = "paper")]
     quick: bool,
     /// Rounds in turns; the median counts.
@@ -167,7 +167,7 @@ fn run(options: &Options) -> Result<()> {
     let (queries, tenths) = match (options.test, options.paper, options.quick) {
         (true, ..) => (12, 10),
         (_, true, _) => (1_500, 320),
-        (.., true) => (120, 100),
+        (.., true) => (60, 100),
         _ => (300, 100),
     };
     let usual = Load { queries, rate: None, tenths, is_lazy_asked: false };
