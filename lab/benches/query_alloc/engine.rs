@@ -48,8 +48,8 @@ pub(crate) struct Sample {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Seen {
     pub(crate) seconds: f64,
-    /// Seconds until the last query arrived.
-    pub(crate) arrivals: f64,
+    /// Processor time until then.
+    pub(crate) processor_s: f64,
     /// Of each query, in milliseconds: from its arrival to its end, and to its beginning.
     pub(crate) latencies: Vec<f64>,
     pub(crate) waits: Vec<f64>,
@@ -116,7 +116,7 @@ pub(crate) fn run<A: GlobalAlloc + Sync>(alloc: A, load: Load) -> Seen {
     let (ended, samples) = (AtomicBool::new(false), Mutex::new(Vec::new()));
     let (resident_before, faults_before) = (resident(), page_faults());
     let began = Instant::now();
-    let (seconds, arrivals) = thread::scope(|all| {
+    let (seconds, processor_s) = thread::scope(|all| {
         let sampler = all.spawn(|| {
             let expected = load.rate.map_or(1.0, |rate| load.queries as f64 / rate);
             let every = Duration::from_secs_f64(expected) / SAMPLES;
@@ -156,9 +156,8 @@ pub(crate) fn run<A: GlobalAlloc + Sync>(alloc: A, load: Load) -> Seen {
             }
             send.send((number, due)).expect("the workers wait for more");
         }
-        let arrivals = due.saturating_duration_since(began).as_secs_f64();
         all_done.iter().take(load.queries).count();
-        let seconds = began.elapsed().as_secs_f64();
+        let (seconds, processor_s) = (began.elapsed().as_secs_f64(), processor_s());
         // What an allocator gives back after a while is seen by looking after a while.
         let queries = load.rate.map_or(0.0, |rate| AFTER_QUERIES / rate);
         thread::sleep(AFTER.max(Duration::from_secs_f64(queries)));
@@ -166,14 +165,14 @@ pub(crate) fn run<A: GlobalAlloc + Sync>(alloc: A, load: Load) -> Seen {
         // Only now: some allocators give back what a thread had when it ends, and an engine's threads do not.
         drop(send);
         sampler.join().expect("no panic");
-        (seconds, arrivals)
+        (seconds, processor_s)
     });
     assert_eq!(memory.requested(), 0, "all was freed");
     let times = times.into_inner().expect("no panic");
     let ms = |time: &Duration| time.as_secs_f64() * 1e3;
     Seen {
         seconds,
-        arrivals,
+        processor_s,
         latencies: times.iter().map(|(latency, _)| ms(latency)).collect(),
         waits: times.iter().map(|(_, wait)| ms(wait)).collect(),
         memory: samples.into_inner().expect("no panic"),
@@ -200,9 +199,19 @@ fn lazily_freed() -> u64 {
 
 /// Page faults of this process that needed no device.
 fn page_faults() -> u64 {
+    of_stat(7)
+}
+
+/// Processor time of this process; counted in hundredths of a second.
+fn processor_s() -> f64 {
+    (of_stat(11) + of_stat(12)) as f64 / 100.0
+}
+
+/// A number of proc_pid_stat(5), counted after the name.
+fn of_stat(at: usize) -> u64 {
     let text = std::fs::read_to_string("/proc/self/stat").expect("Linux has it");
     let after_name = text.rsplit(") ").next().expect("fields");
-    after_name.split(' ').nth(7).and_then(|n| n.parse().ok()).expect("a number")
+    after_name.split(' ').nth(at).and_then(|n| n.parse().ok()).expect("a number")
 }
 
 impl Seen {
@@ -215,7 +224,7 @@ impl Seen {
         let counts =
             |counts: &[u64]| line(&counts.iter().map(|count| *count as f64).collect::<Vec<_>>());
         [
-            line(&[self.seconds, self.page_faults as f64, self.arrivals]),
+            line(&[self.seconds, self.page_faults as f64, self.processor_s]),
             line(&self.latencies),
             line(&self.waits),
             column(|sample| sample.at),
@@ -243,7 +252,7 @@ impl Seen {
         Some(Seen {
             seconds: *scalars.first()?,
             page_faults: *scalars.get(1)? as u64,
-            arrivals: *scalars.get(2)?,
+            processor_s: *scalars.get(2)?,
             latencies,
             waits,
             memory: memory

@@ -188,7 +188,9 @@ fn run(options: &Options) -> Result<()> {
     let (mut all_rows, mut rates) = (Vec::new(), Vec::new());
     for (name, share) in RATES {
         let (load, throughput) = if name == TENTH { (tenth, of_tenth) } else { (usual, of_usual) };
-        let load = Load { rate: share.map(|share| share * throughput), ..load };
+        // More come than end: the longer, the longer they wait.
+        let queries = load.queries * if name == "two" { 2 } else { 1 };
+        let load = Load { queries, rate: share.map(|share| share * throughput), ..load };
         let mut all: Vec<Samples> = Vec::new();
         for program in &programs {
             // What decays matters where memory is looked at over time.

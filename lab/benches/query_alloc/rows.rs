@@ -20,7 +20,7 @@ const LATENCIES: [(&str, &str, Of); 4] = [
 ];
 
 /// What is looked at of each allocator by itself, and what it is a part of.
-const EACH: [(&str, &str, Of, &str, Of); 6] = [
+const EACH: [(&str, &str, Of, &str, Of); 5] = [
     (
         "peak resident",
         "MiB",
@@ -43,8 +43,15 @@ const EACH: [(&str, &str, Of, &str, Of); 6] = [
         "of the second",
         |seen| seen.least(0.33, 0.67),
     ),
-    ("time of all", "s", |seen| seen.seconds, "its arrivals", |seen| seen.arrivals),
     ("mean wait", "ms", |seen| mean(&seen.waits), "latency", |seen| mean(&seen.latencies)),
+];
+
+/// What is looked at of each allocator beside jemalloc, and as the paper had it beside as it comes, round by round.
+const BESIDE: [(&str, &str, Of); 4] = [
+    ("time of", "s", |seen| seen.seconds),
+    ("processor time of", "s", |seen| seen.processor_s),
+    ("median latency of", "ms", |seen| quantile(&seen.latencies, 0.5)),
+    ("mean resident of", "MiB", |seen| seen.of_memory(|at| at.resident).1),
 ];
 
 /// The same, where memory that was freed lazily is looked at.
@@ -96,6 +103,18 @@ pub(crate) fn rows_of(rate: &str, all: &[Samples]) -> Vec<Row> {
         for (what, unit, of, base, of_base) in EACH.iter().chain(lazy) {
             let name = (format!("rate {rate}, {what} {}", samples.program.name()), *unit);
             let bases = ((*base).to_owned(), samples.each(*of_base));
+            rows.push(Row::of_rounds(name, samples.each(*of), bases, less, None));
+        }
+    }
+    for samples in all.iter().filter(|samples| !is_ours(samples)) {
+        let base = match samples.program {
+            Program::Usual(_) => Program::Usual(Side::Jemalloc),
+            Program::Theirs(side) => Program::Usual(side),
+        };
+        let Some(base) = all.iter().find(|other| other.program == base) else { continue };
+        for (what, unit, of) in &BESIDE {
+            let name = (format!("rate {rate}, {what} {}", samples.program.name()), *unit);
+            let bases = (base.program.name(), base.each(*of));
             rows.push(Row::of_rounds(name, samples.each(*of), bases, less, None));
         }
     }
