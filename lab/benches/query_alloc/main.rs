@@ -41,6 +41,7 @@ use failure::{Failure, Result};
 use sides::{SIDES, Side};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::thread;
 
 /// Shares of the machine's throughput at which queries arrive; those of a tenth with memory that is freed lazily.
 const RATES: [(&str, Option<f64>); 5] = [
@@ -173,10 +174,12 @@ fn run(options: &Options) -> Result<()> {
     let usual = Load { queries, rate: None, tenths, is_lazy_asked: false };
     let tenth = Load { queries: 5 * queries, tenths: tenths / 10, is_lazy_asked: true, ..usual };
     let jemalloc = Program::Usual(Side::Jemalloc);
-    // All rates hang on it: a median of three.
+    // By processor time, of which a busy machine changes little; all rates hang on it: a median of three.
+    let processors = thread::available_parallelism().map_or(1.0, |count| count.get() as f64);
     let throughput = |load: Load| -> Result<f64> {
-        let seconds = (0..3).map(|_| Ok(sample(jemalloc, load, options)?.seconds));
-        Ok(load.queries as f64 / table::median(seconds.collect::<Result<_>>()?))
+        let seconds = (0..3).map(|_| Ok(sample(jemalloc, load, options)?.processor_s));
+        let seconds = table::median(seconds.collect::<Result<_>>()?).max(0.01);
+        Ok(load.queries as f64 * processors / seconds)
     };
     let of_usual = throughput(usual)?;
     let of_tenth = throughput(tenth)?;
