@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 /// Maximum number of queries that are active at the same time, as in the paper.
 const ACTIVE_MAX: usize = 10;
 
-/// After the last query: how long memory is looked at for what is given back, and as many queries' time if that is longer.
+/// After the last query: how long memory is looked at for what is given back, and as many queries' time if that is
+/// longer.
 const AFTER: Duration = Duration::from_millis(300);
 const AFTER_QUERIES: f64 = 25.0;
 

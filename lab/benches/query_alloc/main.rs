@@ -7,17 +7,17 @@
 //! cargo bench -p farheap-lab --bench query_alloc -- --libraries /opt/lib  # where the others' shared libraries are
 //! cargo bench -p farheap-lab --bench query_alloc -- --test         # does it work? seconds
 //! ```
-//! After Durner, Leis and Neumann, *On the Impact of Memory Allocation on High-Performance Query Processing*:
-//! hash joins, group-bys and materialisations with the sizes and the shares of their Figure 2, queries that arrive at
-//! exponentially distributed times, at most ten of them active. Theirs run on 60 cores and share a query
-//! among them; here a query is one thread's. The rates are a half, one and two times 0.8 of what the machine
-//! can do with jemalloc; *all* arrive at once (Figure 1), *tenth* are five times as many queries of a tenth of
-//! the rows at rate half (Figures 6 to 8: scale factor 10 of 100, 6 queries a second). Figures 2 (sizes), 4, 5
-//! and 7 (latency, wait), 3, 6 and 8 (memory over time), Tables 1 (page faults; not what is remote) and 2 (peak
-//! and average of requested and resident memory). *Local* and *far* are ours, far memory that fits. *jemalloc,
-//! theirs* and *TCMalloc, theirs* have the defaults of their versions; decays last for as many queries as came in ten
-//! seconds there: runs here are shorter. Every sample is a process of its own, allocators take turns, values are medians, and a ratio
-//! is the median of the rounds' own ratios. Queries check their answers. Prints a table and writes
+//! After Durner, Leis and Neumann, *On the Impact of Memory Allocation on High-Performance Query Processing*: hash
+//! joins, group-bys and materialisations with the sizes and the shares of their Figure 2, queries that arrive at
+//! exponentially distributed times, at most ten of them active. Theirs run on 60 cores and share a query among
+//! them; here a query is one thread's. The rates are a half, one and two times 0.8 of what the machine can do with
+//! jemalloc; *all* arrive at once (Figure 1), *tenth* are twenty times as many queries of a tenth of the rows at rate
+//! half (Figures 6 to 8: scale factor 10 of 100, 6 queries a second). Figures 2 (sizes), 4, 5 and 7 (latency,
+//! wait), 3, 6 and 8 (memory over time), Tables 1 (page faults; not what is remote) and 2 (peak and average of
+//! requested and resident memory). *Local* and *far* are ours, far memory that fits. *jemalloc, theirs* and
+//! *TCMalloc, theirs* have the defaults of their versions; decays last for as many queries as came in ten seconds
+//! there: runs here are shorter. Every sample is a process of its own, allocators take turns, values are medians,
+//! and a ratio is the median of the rounds' own ratios. Queries check their answers. Prints a table and writes
 //! `target/figures/query_alloc.csv`, row by row, `query_alloc_memory.csv`, and pictures.
 
 #[path = "../../../benches/common/bare.rs"]
@@ -172,7 +172,7 @@ fn run(options: &Options) -> Result<()> {
         _ => (300, 100),
     };
     let usual = Load { queries, rate: None, tenths, is_lazy_asked: false };
-    let tenth = Load { queries: 5 * queries, tenths: tenths / 10, is_lazy_asked: true, ..usual };
+    let tenth = Load { queries: 20 * queries, tenths: tenths / 10, is_lazy_asked: true, ..usual };
     let jemalloc = Program::Usual(Side::Jemalloc);
     // By processor time, of which a busy machine changes little; all rates hang on it: a median of three.
     let processors = thread::available_parallelism().map_or(1.0, |count| count.get() as f64);
