@@ -779,7 +779,7 @@ pub(crate) const CATALOGUE: &[Item] = &[
                 holds: |ours| Some(ours("jemalloc")? < 0.5),
             },
             Finding {
-                text: "TBBmalloc does",
+                text: "TBBmalloc releases most of its memory after the queries",
                 by: Evidence::Times,
                 needs: None,
                 holds: |ours| Some(ours("TBBmalloc")? < 0.5),
