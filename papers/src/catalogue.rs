@@ -212,7 +212,19 @@ const PLACEMENT: Run = Run {
 
 const TIERS: Run = Run {
     bench: "tiers",
-    quick: &["tpch", "separation", "--rounds", "1", "--passes", "2"],
+    // Small enough that six rounds of all benchmarks fit into a quick run.
+    quick: &[
+        "tpch",
+        "separation",
+        "--rounds",
+        "1",
+        "--passes",
+        "2",
+        "--scale-factor",
+        "0.25",
+        "--scale-factors",
+        "0.1",
+    ],
     usual: &["tpch", "separation", "--rounds", "1"],
     paper: &["tpch", "separation", "--paper", "--rounds", "1", "--passes", "20"],
 };
