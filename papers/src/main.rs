@@ -55,12 +55,8 @@ struct Args {
     /// Everything that can be reproduced.
     #[arg(long, conflicts_with_all = ["kind", "list"])]
     all: bool,
-    /// Small runs; all of them in less than 20 minutes on two processors.
-    #[arg(long)]
-    quick: bool,
-    /// The papers' sizes: hours, and tens of GB of disk.
-    #[arg(long, conflicts_with = "quick")]
-    paper_size: bool,
+    #[command(flatten)]
+    size: Sizes,
     /// Rounds begin until this time is used up, such as `1h`; one of each benchmark is run in any case.
     /// 18m with --quick, 2h otherwise, 1h with --paper-size.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
@@ -79,6 +75,17 @@ struct Args {
     /// values are missing.
     #[arg(long, conflicts_with = "list")]
     install: bool,
+}
+
+/// How large runs are; of the benchmarks' own size without any.
+#[derive(Debug, clap::Args)]
+struct Sizes {
+    /// Small runs; all of them in less than 20 minutes on two processors.
+    #[arg(long)]
+    quick: bool,
+    /// The papers' sizes: hours, and tens of GB of disk.
+    #[arg(long, conflicts_with = "quick")]
+    paper_size: bool,
     /// Checks that the command works with the rows of the benchmarks' smoke runs (`-- --test`), in
     /// seconds; runs those that have left none. Says nothing about any finding.
     #[arg(long, conflicts_with_all = ["quick", "paper_size", "keep", "resume", "budget"])]
@@ -112,7 +119,7 @@ fn main() -> ExitCode {
         eprintln!("farheap-papers: {why}");
         return ExitCode::FAILURE;
     }
-    let (size, usual_budget) = match (args.quick, args.paper_size, args.smoke) {
+    let (size, usual_budget) = match (args.size.quick, args.size.paper_size, args.size.smoke) {
         (true, ..) => (Size::Quick, Duration::from_secs(18 * 60)),
         (_, true, _) => (Size::Paper, Duration::from_secs(3600)),
         (.., true) => (Size::Smoke, Duration::ZERO),
@@ -122,7 +129,7 @@ fn main() -> ExitCode {
         size,
         continues: args.resume || args.keep,
         budget: args.budget.unwrap_or(usual_budget),
-        rounds: match (args.keep, args.smoke) {
+        rounds: match (args.keep, args.size.smoke) {
             (true, _) => 0,
             (_, true) => 1,
             _ => args.rounds,
