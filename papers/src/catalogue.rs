@@ -3,6 +3,8 @@
 //! Only what the papers' texts say in numbers is here as theirs; curves that are only drawn are not read
 //! off. Which part of a benchmark's row is ours: [`Column`].
 
+mod query;
+
 use clap::ValueEnum;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -148,9 +150,9 @@ const fn allocator(label: &'static str, unit: &'static str, row: &'static [&'sta
     point(label, unit, Theirs::Unknown, row, Column::Baseline)
 }
 
-/// Average resident memory of what is requested.
-const fn resident(label: &'static str, theirs: f64, row: &'static [&'static str]) -> Point {
-    point(label, "of requested", Theirs::Is(theirs), row, Column::Inverse)
+/// A value of one allocator's own, whose curve is only drawn.
+const fn own(label: &'static str, unit: &'static str, row: &'static [&'static str]) -> Point {
+    point(label, unit, Theirs::Unknown, row, Column::Value)
 }
 
 const METADATA: Run = Run {
@@ -160,11 +162,11 @@ const METADATA: Run = Run {
     paper: &["--paper", "--rounds", "1"],
 };
 
-const QUERY: Run = Run {
-    bench: "query_alloc",
-    quick: &["--rounds", "1"],
-    usual: &["--rounds", "1"],
-    paper: &["--paper", "--rounds", "1"],
+const COOPERATIVE: Run = Run {
+    bench: "cooperative",
+    quick: &["--seconds", "8", "--every", "4", "--warm-up", "2"],
+    usual: &[],
+    paper: &["--full"],
 };
 
 const PLACEMENT: Run = Run {
@@ -176,17 +178,22 @@ const PLACEMENT: Run = Run {
 
 const TIERS: Run = Run {
     bench: "tiers",
-    quick: &["tpch", "separation", "--rounds", "1", "--passes", "2"],
+    // Small enough that six rounds of all benchmarks fit into a quick run.
+    quick: &[
+        "tpch",
+        "separation",
+        "--rounds",
+        "1",
+        "--passes",
+        "2",
+        "--scale-factor",
+        "0.25",
+        "--scale-factors",
+        "0.1",
+    ],
     usual: &["tpch", "separation", "--rounds", "1"],
     paper: &["tpch", "separation", "--paper", "--rounds", "1", "--passes", "20"],
 };
-
-/// The first is no more than any of the others that are known.
-fn least(ours: Ours<'_>, one: &str, others: &[&str]) -> Option<bool> {
-    let one = ours(one)?;
-    let known = known(ours, others);
-    (!known.is_empty()).then(|| known.iter().all(|other| one <= *other))
-}
 
 /// The values of those labels that are known.
 fn known(ours: Ours<'_>, labels: &[&str]) -> Vec<f64> {
@@ -235,14 +242,38 @@ pub(crate) const CATALOGUE: &[Item] = &[
     Item {
         paper: "cooperative",
         kind: Kind::Figure,
+        number: 1,
+        title: "what traditional memory management leaves unused, and which queries fail",
+        run: COOPERATIVE,
+        points: &[
+            allocator("unused, partitioned", "% of the limit", &["memory unused,"]),
+            own("unused, one limit", "% of the limit", &["memory unused,"]),
+            allocator("failed, partitioned", "% of queries", &["queries of 0.6 limits that fail,"]),
+            own("failed, one limit", "% of queries", &["queries of 0.6 limits that fail,"]),
+        ],
+        findings: &[
+            Finding {
+                text: "(A) a part for each leaves memory unused: twice as much as one limit, or more",
+                by: Evidence::Counts,
+                needs: None,
+                holds: |ours| Some(ours("unused, partitioned")? > 2.0 * ours("unused, one limit")?),
+            },
+            Finding {
+                text: "(B) queries that need more than their part fail, and do not under one limit",
+                by: Evidence::Counts,
+                needs: None,
+                holds: |ours| {
+                    Some(ours("failed, partitioned")? > 0.0 && ours("failed, one limit")? == 0.0)
+                },
+            },
+        ],
+    },
+    Item {
+        paper: "cooperative",
+        kind: Kind::Figure,
         number: 2,
         title: "a mixed workload with traditional and cooperative memory management",
-        run: Run {
-            bench: "cooperative",
-            quick: &["--seconds", "8", "--every", "4", "--warm-up", "2"],
-            usual: &[],
-            paper: &["--full"],
-        },
+        run: COOPERATIVE,
         points: &[
             point(
                 "throughput without a query",
@@ -565,80 +596,16 @@ pub(crate) const CATALOGUE: &[Item] = &[
             holds: |ours| Some(ours("small")?.abs() < 1.0 && ours("large")?.abs() < 1.0),
         }],
     },
-    Item {
-        paper: "query",
-        kind: Kind::Figure,
-        number: 4,
-        title: "latency and wait of queries by allocator",
-        run: QUERY,
-        points: &[
-            allocator("jemalloc, median", "ms", &["rate one; latency p50 local,", ",jemalloc,"]),
-            allocator("TBBmalloc, median", "ms", &["rate one; latency p50 local,", ",TBBmalloc,"]),
-            allocator("TCMalloc, median", "ms", &["rate one; latency p50 local,", ",TCMalloc,"]),
-            allocator("glibc, median", "ms", &["rate one; latency p50 local,", ",system,"]),
-            point(
-                "farheap, local, median",
-                "ms",
-                Theirs::Unknown,
-                &["rate one; latency p50 local,", ",jemalloc,"],
-                Column::Value,
-            ),
-            point(
-                "farheap, far, median",
-                "ms",
-                Theirs::Unknown,
-                &["rate one; latency p50 far,", ",jemalloc,"],
-                Column::Value,
-            ),
-        ],
-        findings: &[Finding {
-            text: "jemalloc has the lowest median latency of TBBmalloc, TCMalloc, glibc and itself",
-            by: Evidence::Times,
-            needs: Some("many processors: theirs had 60"),
-            holds: |ours| {
-                let others = ["TBBmalloc, median", "TCMalloc, median", "glibc, median"];
-                least(ours, "jemalloc, median", &others)
-            },
-        }],
-    },
-    Item {
-        paper: "query",
-        kind: Kind::Table,
-        number: 1,
-        title: "page faults of the operating system by allocator",
-        run: QUERY,
-        points: &[
-            allocator("glibc", "faults", &["rate one; page faults local,", ",system,"]),
-            allocator("jemalloc", "faults", &["rate one; page faults local,", ",jemalloc,"]),
-            allocator("TBBmalloc", "faults", &["rate one; page faults local,", ",TBBmalloc,"]),
-            allocator("TCMalloc", "faults", &["rate one; page faults local,", ",TCMalloc,"]),
-        ],
-        findings: &[Finding {
-            text: "jemalloc takes more page faults than glibc (4 times as many on their machine)",
-            by: Evidence::Counts,
-            needs: None,
-            holds: |ours| less(ours, "glibc", "jemalloc"),
-        }],
-    },
-    Item {
-        paper: "query",
-        kind: Kind::Table,
-        number: 2,
-        title: "average resident memory by allocator",
-        run: QUERY,
-        points: &[
-            resident("jemalloc", 24.7 / 11.1, &["rate one; average resident jemalloc,"]),
-            resident("TBBmalloc", 27.9 / 15.9, &["rate one; average resident TBBmalloc,"]),
-            resident("TCMalloc", 53.7 / 17.8, &["rate one; average resident TCMalloc,"]),
-            resident("glibc", 42.5 / 20.2, &["rate one; average resident system,"]),
-        ],
-        findings: &[Finding {
-            text: "jemalloc keeps 1.2 times of what is requested or more on average",
-            by: Evidence::Times,
-            needs: None,
-            holds: |ours| Some(ours("jemalloc")? >= 1.2),
-        }],
-    },
+    query::FIGURE_1,
+    query::FIGURE_2,
+    query::FIGURE_3,
+    query::FIGURE_4,
+    query::FIGURE_5,
+    query::FIGURE_6,
+    query::FIGURE_7,
+    query::FIGURE_8,
+    query::TABLE_1,
+    query::TABLE_2,
 ];
 
 #[cfg(test)]
@@ -658,6 +625,22 @@ mod tests {
             assert_eq!(labels.len(), item.points.len(), "{}", item.name());
             assert!(!item.findings.is_empty(), "{}", item.name());
         }
+    }
+
+    #[test]
+    fn all_that_the_papers_measure_is_here_and_three_findings_need_other_hardware() {
+        let of = |paper: &str, kind| -> Vec<u32> {
+            let items = CATALOGUE.iter().filter(|item| item.paper == paper && item.kind == kind);
+            items.map(|item| item.number).collect()
+        };
+        assert_eq!(of("cooperative", Kind::Figure), [1, 2]);
+        assert_eq!(of("collective", Kind::Figure), [4, 5, 6]);
+        assert_eq!(of("collective", Kind::Table), [3]);
+        assert_eq!(of("metadata", Kind::Figure), [5, 6, 7, 8, 9]);
+        assert_eq!(of("query", Kind::Figure), [1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(of("query", Kind::Table), [1, 2]);
+        let findings = CATALOGUE.iter().flat_map(|item| item.findings);
+        assert_eq!(findings.filter(|finding| finding.needs.is_some()).count(), 3);
     }
 
     #[test]

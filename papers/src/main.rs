@@ -19,6 +19,7 @@ use catalogue::{CATALOGUE, Item, Kind};
 use clap::Parser;
 use clap::builder::{PossibleValuesParser, RangedU64ValueParser};
 use figures::{Found, Rounds, Size};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant, SystemTime};
@@ -54,12 +55,8 @@ struct Args {
     /// Everything that can be reproduced.
     #[arg(long, conflicts_with_all = ["kind", "list"])]
     all: bool,
-    /// Small runs; all of them in less than 20 minutes on two processors.
-    #[arg(long)]
-    quick: bool,
-    /// The papers' sizes: hours, and tens of GB of disk.
-    #[arg(long, conflicts_with = "quick")]
-    paper_size: bool,
+    #[command(flatten)]
+    size: Sizes,
     /// Rounds begin until this time is used up, such as `1h`; one of each benchmark is run in any case.
     /// 18m with --quick, 2h otherwise, 1h with --paper-size.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
@@ -74,6 +71,21 @@ struct Args {
     /// Measures nothing: decides by the rounds that earlier commands of the same size have measured.
     #[arg(long, conflicts_with_all = ["resume", "budget"])]
     keep: bool,
+    /// First installs the allocators that figures compare with, from Debian's packages and as root. Without them their
+    /// values are missing.
+    #[arg(long, conflicts_with = "list")]
+    install: bool,
+}
+
+/// How large runs are; of the benchmarks' own size without any.
+#[derive(Debug, clap::Args)]
+struct Sizes {
+    /// Small runs; all of them in less than 20 minutes on two processors.
+    #[arg(long)]
+    quick: bool,
+    /// The papers' sizes: hours, and tens of GB of disk.
+    #[arg(long, conflicts_with = "quick")]
+    paper_size: bool,
     /// Checks that the command works with the rows of the benchmarks' smoke runs (`-- --test`), in
     /// seconds; runs those that have left none. Says nothing about any finding.
     #[arg(long, conflicts_with_all = ["quick", "paper_size", "keep", "resume", "budget"])]
@@ -101,7 +113,13 @@ fn main() -> ExitCode {
         eprintln!("farheap-papers: {}", unknown(&args, &all));
         return ExitCode::from(2);
     }
-    let (size, usual_budget) = match (args.quick, args.paper_size, args.smoke) {
+    if args.install
+        && let Err(why) = install()
+    {
+        eprintln!("farheap-papers: {why}");
+        return ExitCode::FAILURE;
+    }
+    let (size, usual_budget) = match (args.size.quick, args.size.paper_size, args.size.smoke) {
         (true, ..) => (Size::Quick, Duration::from_secs(18 * 60)),
         (_, true, _) => (Size::Paper, Duration::from_secs(3600)),
         (.., true) => (Size::Smoke, Duration::ZERO),
@@ -111,7 +129,7 @@ fn main() -> ExitCode {
         size,
         continues: args.resume || args.keep,
         budget: args.budget.unwrap_or(usual_budget),
-        rounds: match (args.keep, args.smoke) {
+        rounds: match (args.keep, args.size.smoke) {
             (true, _) => 0,
             (_, true) => 1,
             _ => args.rounds,
@@ -124,6 +142,25 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Packages of Debian's with allocators that benchmarks load.
+const PACKAGES: [&str; 3] = ["libtcmalloc-minimal4", "libtbbmalloc2", "libmimalloc2.0"];
+
+/// Installs the allocators of others.
+///
+/// # Errors
+/// A text, when this user or system cannot.
+fn install() -> Result<(), String> {
+    let packages = PACKAGES.join(" ");
+    let is_root = std::fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0);
+    if !is_root {
+        return Err(format!("only root can install: apt-get install {packages}"));
+    }
+    let mut apt = Command::new("apt-get");
+    apt.args(["install", "-y", "--no-install-recommends"]).args(PACKAGES);
+    let status = apt.status().map_err(|error| format!("apt-get, for {packages}: {error}"))?;
+    status.success().then_some(()).ok_or_else(|| format!("apt-get install {packages}: {status}"))
 }
 
 /// How much is measured.

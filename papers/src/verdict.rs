@@ -149,6 +149,10 @@ fn sentence(finding: &Finding, decision: Decision, rounds: usize) -> String {
             100.0 * share,
             finding.needs.unwrap_or("more rounds, or a quieter machine"),
         ),
+        Verdict::Open => match finding.needs {
+            Some(needs) => format!("{begin} (it needs {needs})"),
+            None => begin,
+        },
         _ => begin,
     }
 }
@@ -230,6 +234,17 @@ mod tests {
             text.contains("42 % of the draws from 8 rounds; it needs two memory nodes"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn what_no_row_here_decides_names_the_hardware() {
+        let item = item("figure 7 query");
+        let [alike, sockets] = item.findings else { panic!("two findings") };
+        let rounds = vec![round(item, &[Some(1.0), Some(1.1), Some(0.9), Some(1.0), None]); 6];
+        let decisions = decisions(item, &rounds);
+        assert_eq!(decisions[0].verdict, Verdict::Holds, "{}", alike.text);
+        let text = sentence(sockets, decisions[1], 6);
+        assert!(text.starts_with("not measured") && text.ends_with("four sockets, as theirs)"));
     }
 
     #[test]

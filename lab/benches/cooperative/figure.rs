@@ -1,11 +1,15 @@
-//! Figure 2: both modes over time, with a simulated query and with query 9.
+//! Figure 2: both modes over time, with a simulated query and with query 9; and what Figure 1 shows of them: memory
+//! that is unused, and a query that needs more than its part.
 
 use crate::Failure;
 use crate::options::Options;
 use crate::plot;
 use crate::report::{self, Row};
-use crate::run::{Mode, Plan, Query, Run, run};
+use crate::run::{Mode, Plan, Query, Run, Sample, run};
 use crate::source::Source;
+
+/// Of the limit: more than a part of it.
+const LARGER: f64 = 0.6;
 
 pub(crate) fn figure(options: &Options, source: &Source<'_>) -> Result<(), Failure> {
     let mut runs = Vec::new();
@@ -18,7 +22,16 @@ pub(crate) fn figure(options: &Options, source: &Source<'_>) -> Result<(), Failu
             runs.push(outcome);
         }
     }
-    let rows = rows(&runs, options);
+    // One query each: whether it finds memory does not depend on how long it runs.
+    let short = Options { seconds: options.every, ..options.clone() };
+    let larger = |mode| {
+        let plan = Plan::new(format!("{mode:?}, {LARGER} limits"), mode, &short);
+        run(&short, source, Plan { query: Query::Simulated(LARGER), ..plan })
+    };
+    let larger = [larger(Mode::Cooperative)?, larger(Mode::Partitioned)?];
+    larger.iter().for_each(report::print);
+    let mut rows = rows(&runs, options);
+    rows.extend(traditional(&runs, &larger, options));
     for row in &rows {
         row.print();
     }
@@ -26,6 +39,32 @@ pub(crate) fn figure(options: &Options, source: &Source<'_>) -> Result<(), Failu
     report::write_rows(&rows, &folder.join("cooperative.csv"))?;
     report::write_samples(&runs, &folder.join("cooperative_time.csv"))?;
     plot::over_time(&runs, &folder.join("cooperative.svg"))
+}
+
+/// Figure 1: what a part for each costs.
+fn traditional(runs: &[Run], larger: &[Run; 2], options: &Options) -> [Row; 2] {
+    let unused = |run: &Run| {
+        let used = |sample: &Sample| sample.pool_mib + sample.temporary_mib;
+        let mib = run.samples.iter().map(used).sum::<f64>() / run.samples.len() as f64;
+        100.0 - 100.0 * mib / (options.limit.get() as f64 / f64::from(1 << 20))
+    };
+    let failed = |run: &Run| {
+        let all = run.failed_queries + run.queries.len() as u64;
+        100.0 * run.failed_queries as f64 / all as f64
+    };
+    let row = |work: &str, [value, baseline_value]: [f64; 2]| Row {
+        work: work.to_owned(),
+        value,
+        unit: "%",
+        baseline: "partitioned".to_owned(),
+        baseline_value,
+        invert: true,
+        goal: "",
+    };
+    [
+        row("memory unused", [unused(&runs[0]), unused(&runs[1])]),
+        row(&format!("queries of {LARGER} limits that fail"), larger.each_ref().map(failed)),
+    ]
 }
 
 /// What the project asks for.

@@ -27,12 +27,13 @@ pub(crate) struct Memory<A> {
     alloc: A,
     requested: AtomicU64,
     classes: [AtomicU64; CLASSES.len() + 1],
+    class_bytes: [AtomicU64; CLASSES.len() + 1],
 }
 
 impl<A: GlobalAlloc> Memory<A> {
     pub(crate) fn new(alloc: A) -> Memory<A> {
-        let classes = std::array::from_fn(|_| AtomicU64::new(0));
-        Memory { alloc, requested: AtomicU64::new(0), classes }
+        let [classes, class_bytes] = [(); 2].map(|()| [const { AtomicU64::new(0) }; _]);
+        Memory { alloc, requested: AtomicU64::new(0), classes, class_bytes }
     }
 
     /// Bytes that are allocated at the moment.
@@ -45,11 +46,17 @@ impl<A: GlobalAlloc> Memory<A> {
         self.classes.iter().map(|count| count.load(Relaxed)).collect()
     }
 
+    /// Their bytes.
+    pub(crate) fn class_bytes(&self) -> Vec<u64> {
+        self.class_bytes.iter().map(|bytes| bytes.load(Relaxed)).collect()
+    }
+
     /// Words, all zero, or not written yet.
     fn words(&self, len: usize, zeroed: bool) -> Words<'_, A> {
         let layout = Layout::array::<u64>(len).expect("a small array");
         let class = CLASSES.iter().position(|end| layout.size() < *end).unwrap_or(CLASSES.len());
         self.classes[class].fetch_add(1, Relaxed);
+        self.class_bytes[class].fetch_add(layout.size() as u64, Relaxed);
         self.requested.fetch_add(layout.size() as u64, Relaxed);
         let ptr = if zeroed {
             // SAFETY: no array here is empty.
