@@ -157,15 +157,15 @@ impl Tenure {
         // Rounded away from zero, so that the share reaches both ends.
         let change = ahead - self.ahead_share;
         self.ahead_share += change / AHEAD_MEMORY + change.signum();
+        // Readahead's guess is no proof of use: it starts on probation, ghost or not.
         let returned = self.refault_distance(pages, page);
-        // What a stream brings is soon used, but none of it is used more often than the rest.
         let distance = returned.filter(|_| how == Insert::Filled);
         if distance.is_some_and(|distance| distance <= self.main.len() / HOT_PART) {
             pages.reward_refault(page);
         } else {
             pages.lose_credit(page);
         }
-        if returned.is_some_and(|distance| distance <= self.main.len()) {
+        if distance.is_some_and(|distance| distance <= self.main.len()) {
             self.main.insert(pages, page);
         } else {
             pages.push_newest(&mut self.small, page, Place::Small);
