@@ -29,8 +29,10 @@ const DATA_PER_LIMIT: u64 = 2;
 const PASSES: u64 = 4;
 const PAGE: u64 = 4096;
 
-/// A program: its data of about this many bytes is built, then work is done, whose reads count.
-const PROGRAMS: [(&str, fn(u64, &mut dyn FnMut()) -> u64); 3] =
+/// Builds data of about this many bytes, then calls what counts reads from there on, and works.
+type Program = fn(u64, &mut dyn FnMut()) -> u64;
+
+const PROGRAMS: [(&str, Program); 3] =
     [("hash map", hash_map), ("B-tree", btree), ("scan and random reads", scan)];
 
 /// The number at a place of a sequence of random ones (splitmix64).

@@ -130,7 +130,7 @@ impl Window {
     ) -> impl Iterator<Item = PageId> + use<> {
         let descends = self.stride < 0;
         let (low, high) = match descends {
-            true => (self.first + 1 - self.count, self.first + 1),
+            true => ((self.first + 1).saturating_sub(self.count), self.first + 1),
             false => (self.first, self.first + self.count),
         };
         let low = low.next_multiple_of(CHUNK);
@@ -608,5 +608,7 @@ mod tests {
         assert!(window.is_none_or(|window| window.pages(100).count() == 0));
         let window = Window { first: 98, stride: 1, count: 8, mark: 106 };
         assert_eq!(window.pages(400).count(), 8);
+        let mut below = Window { first: 3, stride: -1, count: 8, mark: 0 };
+        assert_eq!((below.split_chunks(400).count(), below.pages(400).count()), (0, 12));
     }
 }
