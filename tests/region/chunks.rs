@@ -93,11 +93,16 @@ impl Data {
 }
 
 #[test]
-fn a_scan_reads_whole_chunks_and_every_byte_is_right() {
+fn a_scan_up_or_down_reads_whole_chunks_and_every_byte_is_right() {
     let _watch = watchdog("a scan reads whole chunks", Duration::from_secs(240));
-    {
+    for descends in [false, true] {
         let Some(data) = Data::stored() else { return };
-        (0..3).for_each(|_| data.check_all());
+        for _ in 0..3 {
+            match descends {
+                true => (0..data.stamps.len()).rev().for_each(|unit| data.check(unit)),
+                false => data.check_all(),
+            }
+        }
         let stats = data.region.stats();
         println!("{} chunks, {} pages", stats.chunks_read, stats.pages_in);
         // How many of the 240 depends on when the evictor runs.
@@ -112,15 +117,20 @@ fn a_scan_reads_whole_chunks_and_every_byte_is_right() {
 fn chunks_that_change_ahead_of_their_reader_are_right() {
     let _watch = watchdog("chunks change ahead of their reader", Duration::from_secs(400));
     let mut dice = Dice::new(seed("chunks change ahead of their reader"));
-    for _ in 0..2 {
+    for descends in [false, true] {
         let Some(mut data) = Data::stored() else { return };
         let units = data.stamps.len();
         let ahead = 4 * CHUNK / UNIT;
         // Where much changes hardly any chunk is read whole: little does at first.
         for one_of in [32_768, 8_192, 2_048, 2_048] {
-            for unit in 0..units {
+            for nth in 0..units {
+                let unit = if descends { units - 1 - nth } else { nth };
                 data.check(unit);
-                let other = (unit + dice.below(ahead as u64) as usize).min(units - 1);
+                let distance = dice.below(ahead as u64) as usize;
+                let other = match descends {
+                    true => unit.saturating_sub(distance),
+                    false => (unit + distance).min(units - 1),
+                };
                 match dice.below(one_of) {
                     0 => data.discard(other),
                     1 => data.write(other, dice.roll() | 1),
