@@ -30,6 +30,56 @@ pub struct ServerAddress {
     certificates: Option<PathBuf>,
 }
 
+/// Servers as a device's name has them: addresses with commas between, and options behind the last one, after `?` or `&`.
+///
+/// # Examples
+/// ```
+/// use farheap_nbd::ServerList;
+///
+/// let list: ServerList = "nbd://a/x, nbd://b/x, nbd://c/x?parity=1&encrypt=off".parse()?;
+/// assert_eq!((list.addresses.len(), list.parity, list.is_plain), (3, 1, true));
+/// # Ok::<(), farheap_nbd::NetworkError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerList {
+    /// The addresses.
+    pub addresses: Vec<ServerAddress>,
+    /// Number of servers that may be lost at a time, of servers that hold pages with parity: `parity=1` or `2`. 0: all
+    /// hold the same.
+    pub parity: usize,
+    /// Pages are not to be encrypted: `encrypt=off`.
+    pub is_plain: bool,
+    /// The addresses as they were written.
+    pub text: String,
+}
+
+impl std::str::FromStr for ServerList {
+    type Err = NetworkError;
+
+    fn from_str(text: &str) -> Result<ServerList, NetworkError> {
+        let (mut rest, mut parity, mut is_plain) = (text, 0, false);
+        while let Some((before, option)) = rest.rsplit_once(['?', '&']) {
+            match option.split_once('=') {
+                Some(("encrypt", "off")) => is_plain = true,
+                Some(("parity", count @ ("1" | "2"))) => {
+                    parity = usize::from(count.as_bytes()[0] - b'0')
+                }
+                Some(("parity", _)) => {
+                    return Err(NetworkError::new(
+                        text,
+                        "parity is 1 or 2: servers that may be lost",
+                    ));
+                }
+                _ => break,
+            }
+            rest = before;
+        }
+        let addresses = rest.split(',').map(|address| address.trim().parse());
+        let addresses = addresses.collect::<Result<_, _>>()?;
+        Ok(ServerList { addresses, parity, is_plain, text: rest.to_owned() })
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum ServerPlace {
     /// `host:port`.
@@ -185,6 +235,28 @@ mod tests {
             assert_eq!(address.to_string(), printed);
             assert_eq!(printed.parse(), Ok(address));
         }
+    }
+
+    #[test]
+    fn options_of_all_servers_follow_the_last_one() {
+        let list = |text: &str| text.parse::<ServerList>().map_err(|error| error.to_string());
+        let unix = "nbd+unix:///x?socket=/a";
+        for (options, parity, is_plain) in [
+            ("", 0, false),
+            ("&encrypt=off", 0, true),
+            ("&parity=2", 2, false),
+            ("&parity=1&encrypt=off", 1, true),
+            ("&encrypt=off&parity=1", 1, true),
+        ] {
+            let list = list(&format!("{unix},{unix}{options}")).expect(options);
+            assert_eq!((list.parity, list.is_plain, list.addresses.len()), (parity, is_plain, 2));
+            assert_eq!(list.text, format!("{unix},{unix}"));
+        }
+        for wrong in ["0", "3", "", "12"] {
+            let error = list(&format!("nbd://a/?parity={wrong}")).expect_err(wrong);
+            assert!(error.contains("parity is 1 or 2"), "{error}");
+        }
+        assert!(list("nbd://a/?copies=2").is_err());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The servers that hold the same bytes, as one.
+//! The servers of a client, as one: they hold the same bytes, or pages with parity.
 
 #![expect(unsafe_code, reason = "passes a caller's buffer on")]
 
@@ -6,9 +6,14 @@ use crate::address::{NetworkError, ServerAddress};
 use crate::blocks::BLOCK;
 use crate::handshake::Export;
 use crate::link::FlightEnd;
+use crate::mover::Mover;
 use crate::queue::{NbdQueue, SERVERS_MAX};
 use crate::server::{NbdServer, ServerStats, Tell};
+use crate::set_queue::SetQueue;
 use crate::shared::{COPY_LEN, NbdTimes, ServerSet};
+use crate::spans::{Layout, RowsFor};
+use crate::striped_queue::StripedQueue;
+use crate::stripes::Stripes;
 use crate::sys::IoSlice;
 use crate::wire::NbdCommand;
 use std::io;
@@ -20,7 +25,12 @@ const TRIM_LEN_MAX: u64 = 4 << 20;
 /// Maximum number of requests of a queue.
 const DEPTH_MAX: usize = 4096;
 
-/// A client of servers that hold the same bytes.
+/// Maximum number of servers that hold the same bytes.
+const COPIES_MAX: usize = 4;
+/// Maximum number of servers that may be lost of those that hold pages with parity.
+const PARITY_MAX: usize = 2;
+
+/// A client of servers that hold the same bytes, or pages with parity.
 ///
 /// # Examples
 /// ```no_run
@@ -36,74 +46,155 @@ const DEPTH_MAX: usize = 4096;
 /// ```
 #[derive(Debug)]
 pub struct Client {
-    shared: Arc<ServerSet>,
+    /// One of all servers; with parity one of each.
+    sets: Box<[Arc<ServerSet>]>,
+    /// With parity.
+    stripes: Option<Arc<Stripes>>,
 }
 
-/// Tends one server, on a thread of its own.
+/// Tends one server, or all of them together, on a thread of its own.
 pub struct Tender {
-    shared: Arc<ServerSet>,
-    at: usize,
+    task: TenderTask,
     tell: Tell,
+}
+
+#[derive(Debug)]
+enum TenderTask {
+    /// A server of a set.
+    Server(Arc<ServerSet>, usize),
+    /// What no server does alone.
+    Stripes(Arc<Stripes>),
 }
 
 impl std::fmt::Debug for Tender {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Tender")
-            .field("server", &self.shared.servers()[self.at])
-            .finish_non_exhaustive()
+        f.debug_struct("Tender").field("task", &self.task).finish_non_exhaustive()
     }
 }
 
 impl Tender {
     /// Makes broken connections anew, looks after the server's mark, and gives the server what it missed, until the
-    /// client is dropped.
+    /// client is dropped; or moves pages between the servers.
     pub fn run(self) {
-        let server = &self.shared.servers()[self.at];
-        let mut buffer = vec![0; if self.shared.servers().len() > 1 { COPY_LEN } else { 0 }];
-        let mut from = 0;
-        server.tend(self.shared.wait_max(), &self.tell, &mut || {
-            let _one = self.shared.turn();
-            let start = Instant::now();
-            let next = self.shared.copy_some(self.at, from, &mut buffer);
-            from = next.unwrap_or(0);
-            // As much time for others as this has taken, at the servers and at this one.
-            next.map(|_| start.elapsed())
-        });
+        match self.task {
+            TenderTask::Server(set, at) => tend(&set, at, &self.tell),
+            TenderTask::Stripes(stripes) => match Mover::new(stripes) {
+                Ok(mover) => mover.run(),
+                Err(error) => (self.tell)(format_args!("no page moves between servers: {error}")),
+            },
+        }
     }
 }
 
+fn tend(set: &ServerSet, at: usize, tell: &Tell) {
+    let server = &set.servers()[at];
+    let has_copies = set.servers().len() > 1;
+    let mut buffer = vec![0; if has_copies { COPY_LEN } else { 0 }];
+    let mut from = 0;
+    server.tend(set.wait_max(), tell, &mut || {
+        if !has_copies {
+            return None;
+        }
+        let _one = set.turn();
+        let start = Instant::now();
+        let next = set.copy_some(at, from, &mut buffer);
+        from = next.unwrap_or(0);
+        // As much time for others as this has taken, at the servers and at this one.
+        next.map(|_| start.elapsed())
+    });
+}
+
+/// Reaches servers.
+fn open(
+    addresses: &[ServerAddress],
+    times: NbdTimes,
+    counts: std::ops::RangeInclusive<usize>,
+) -> Result<Vec<Arc<NbdServer>>, NetworkError> {
+    let count = addresses.len();
+    if !counts.contains(&count) {
+        let reason = format!("{count} servers are not {} to {}", counts.start(), counts.end());
+        return Err(NetworkError { address: "nbd".to_owned(), reason });
+    }
+    let has_twin = |(at, address): (usize, &ServerAddress)| addresses[..at].contains(address);
+    if let Some(twin) = addresses.iter().enumerate().position(has_twin) {
+        let reason = "is named twice: two copies would be one".to_owned();
+        return Err(NetworkError { address: addresses[twin].to_string(), reason });
+    }
+    let open = |address| NbdServer::open(address, times.connect, count > 1).map(Arc::new);
+    addresses.iter().map(open).collect()
+}
+
+/// Bytes that each of the servers has.
+fn smallest(servers: &[Arc<NbdServer>]) -> u64 {
+    let smallest = servers.iter().map(|server| server.export().size()).min().unwrap_or(0);
+    smallest / BLOCK * BLOCK
+}
+
 impl Client {
-    /// Reaches all servers; `stall` and `connect` hold for each from now on.
+    /// Reaches servers that are to hold the same, up to four; `stall` and `connect` hold for each from now on.
     ///
     /// # Errors
     /// The first server that cannot be reached, or lacks something that every use of it needs.
     pub fn connect(addresses: &[ServerAddress], times: NbdTimes) -> Result<Client, NetworkError> {
-        let count = addresses.len();
-        if !(1..=SERVERS_MAX).contains(&count) {
-            let reason = format!("{count} servers are not 1 to {SERVERS_MAX}");
+        let servers = open(addresses, times, 1..=COPIES_MAX)?;
+        let capacity = smallest(&servers);
+        let set = Arc::new(ServerSet::new(servers.into(), capacity, times));
+        Ok(Client { sets: [set].into(), stripes: None })
+    }
+
+    /// Reaches servers that are to hold pages with parity: as many as `parity`, 1 or 2, may be lost at a time.
+    ///
+    /// # Errors
+    /// As [`connect`](Client::connect), and when there are fewer servers than one and twice as many as may be lost, or
+    /// more than [`SERVERS_MAX`].
+    pub fn connect_striped(
+        addresses: &[ServerAddress],
+        parity: usize,
+        times: NbdTimes,
+    ) -> Result<Client, NetworkError> {
+        if !(1..=PARITY_MAX).contains(&parity) {
+            let reason = format!("parity of {parity} servers is not 1 to {PARITY_MAX}");
             return Err(NetworkError { address: "nbd".to_owned(), reason });
         }
-        let has_twin = |(at, address): (usize, &ServerAddress)| addresses[..at].contains(address);
-        if let Some(twin) = addresses.iter().enumerate().position(has_twin) {
-            let reason = "is named twice: two copies would be one".to_owned();
-            return Err(NetworkError { address: addresses[twin].to_string(), reason });
+        let servers = open(addresses, times, parity + 2..=SERVERS_MAX)?;
+        let size = smallest(&servers);
+        let layout = Layout::new(servers.len() - parity, parity, size);
+        let set = |server| Arc::new(ServerSet::new([server].into(), size, times));
+        let sets: Box<[_]> = servers.into_iter().map(set).collect();
+        let stripes = Some(Arc::new(Stripes::new(layout, sets.clone())));
+        Ok(Client { sets, stripes })
+    }
+
+    /// The server with a number, with its set.
+    fn server(&self, at: usize) -> Option<(&ServerSet, usize)> {
+        match &self.stripes {
+            None => (at < self.sets[0].servers().len()).then_some((&*self.sets[0], at)),
+            Some(_) => self.sets.get(at).map(|set| (&**set, 0)),
         }
-        let open = |address| NbdServer::open(address, times.connect, count > 1).map(Arc::new);
-        let servers = addresses.iter().map(open).collect::<Result<Box<[_]>, _>>()?;
-        let smallest = servers.iter().map(|server| server.export().size()).min().unwrap_or(0);
-        let capacity = smallest / BLOCK * BLOCK;
-        Ok(Client { shared: Arc::new(ServerSet::new(servers, capacity, times)) })
+    }
+
+    fn all(&self) -> impl Iterator<Item = &NbdServer> {
+        self.sets.iter().flat_map(|set| set.servers()).map(|server| &**server)
+    }
+
+    /// Bytes that queues read and write.
+    #[must_use]
+    pub fn capacity(&self) -> u64 {
+        match &self.stripes {
+            None => self.sets[0].capacity(),
+            Some(stripes) => stripes.layout().blocks() * BLOCK,
+        }
     }
 
     /// Bytes that each of the servers has.
     #[must_use]
-    pub fn capacity(&self) -> u64 {
-        self.shared.capacity()
+    pub fn export_len(&self) -> u64 {
+        self.sets[0].capacity()
     }
 
     /// The servers and what they announce.
     pub fn servers(&self) -> impl Iterator<Item = (&ServerAddress, &Export)> {
-        self.shared.servers().iter().map(|server| (server.address(), server.export()))
+        self.all().map(|server| (server.address(), server.export()))
     }
 
     /// Counts of each server.
@@ -115,20 +206,36 @@ impl Client {
     /// Counts of the server with this number, if there is one. Allocates nothing.
     #[must_use]
     pub fn stats_of(&self, at: usize) -> Option<ServerStats> {
-        Some(self.shared.servers().get(at)?.stats())
+        let (set, at) = self.server(at)?;
+        Some(set.servers()[at].stats())
     }
 
     /// Names the content of the first block of each server, which it must have whenever a connection is made and
     /// [`write_to`](Client::write_to) has written. A server whose first block is another one is not used any more.
     pub fn set_mark(&self, mark: &[u8; crate::server::MARK_LEN]) {
-        self.shared.servers().iter().for_each(|server| server.set_mark(mark));
+        self.all().for_each(|server| server.set_mark(mark));
     }
 
-    /// Returns what tends a server; its thread is the caller's to start. Without it no connection is made anew, and
+    /// Number of tenders: one for each server, and with parity one that moves pages.
+    #[must_use]
+    pub fn tenders(&self) -> usize {
+        self.all().count() + usize::from(self.stripes.is_some())
+    }
+
+    /// Returns a tender; its thread is the caller's to start. Without it no connection is made anew, and
     /// [`read_from`](Client::read_from) and [`write_to`](Client::write_to) have none.
+    ///
+    /// # Panics
+    /// When there is none of this number.
     #[must_use]
     pub fn tender(&self, at: usize, tell: Tell) -> Tender {
-        Tender { shared: Arc::clone(&self.shared), at, tell }
+        assert!(at < self.tenders(), "tender {at}");
+        let task = match (&self.stripes, self.sets.get(at)) {
+            (None, _) => TenderTask::Server(Arc::clone(&self.sets[0]), at),
+            (Some(_), Some(set)) => TenderTask::Server(Arc::clone(set), 0),
+            (Some(stripes), None) => TenderTask::Stripes(Arc::clone(stripes)),
+        };
+        Tender { task, tell }
     }
 
     /// Opens a queue for up to `depth` requests.
@@ -136,7 +243,14 @@ impl Client {
     /// # Errors
     /// When a server cannot be reached that is the only one.
     pub fn open_queue(&self, depth: usize) -> io::Result<NbdQueue> {
-        NbdQueue::new(Arc::clone(&self.shared), depth.clamp(1, DEPTH_MAX))
+        let depth = depth.clamp(1, DEPTH_MAX);
+        Ok(match &self.stripes {
+            None => NbdQueue::of_copies(SetQueue::new(Arc::clone(&self.sets[0]), depth)?),
+            Some(stripes) => {
+                let stripes = Arc::clone(stripes);
+                NbdQueue::striped(StripedQueue::new(stripes, RowsFor::User, depth)?)
+            }
+        })
     }
 
     /// Reads from one server and waits: for what is looked at before queues are opened.
@@ -158,13 +272,14 @@ impl Client {
     /// Runs a request, for which a connection may have to be made first.
     fn run_on(&self, at: usize, command: NbdCommand, offset: u64, data: IoSlice) -> io::Result<()> {
         let start = Instant::now();
+        let (set, at) = self.server(at).ok_or(io::ErrorKind::NotFound)?;
         loop {
-            match self.shared.exchange(at, command, offset, data, data.len() as u32) {
+            match set.exchange(at, command, offset, data, data.len() as u32) {
                 FlightEnd::Done => return Ok(()),
                 FlightEnd::Refused(errno) => return Err(io::Error::from_raw_os_error(errno)),
                 FlightEnd::Lost => return Err(io::ErrorKind::ConnectionReset.into()),
                 // The connection is being made.
-                FlightEnd::Unsent if start.elapsed() < self.shared.wait_max() => {
+                FlightEnd::Unsent if start.elapsed() < set.wait_max() => {
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 FlightEnd::Unsent => return Err(io::ErrorKind::NotConnected.into()),
@@ -181,10 +296,15 @@ impl Client {
     /// # Safety
     /// `into` is valid for writes of `len` bytes, and nobody else uses them during the call.
     pub unsafe fn read_now(&self, offset: u64, into: *mut u8, len: usize) -> Result<(), i32> {
-        self.shared.check_range(offset, len as u64);
+        if let Some(stripes) = &self.stripes {
+            // SAFETY: the caller's promise.
+            return unsafe { stripes.read_now(offset, IoSlice::new(into, len)) };
+        }
+        let set = &self.sets[0];
+        set.check_range(offset, len as u64);
         let mut errno = libc::ENOTCONN;
-        for at in 0..self.shared.servers().len() {
-            match self.shared.read_now(at, offset, IoSlice::new(into, len)) {
+        for at in 0..set.servers().len() {
+            match set.read_now(at, offset, IoSlice::new(into, len)) {
                 FlightEnd::Done => return Ok(()),
                 FlightEnd::Refused(refused) => errno = refused,
                 FlightEnd::Lost => errno = libc::ECONNRESET,
@@ -199,25 +319,29 @@ impl Client {
     /// # Errors
     /// The first failure.
     pub fn flush(&self) -> io::Result<()> {
-        let servers = self.shared.servers().iter().enumerate();
-        let mut flushed = servers.filter(|(_, server)| server.export().can_flush());
+        let mut flushed = self.all().enumerate().filter(|(_, server)| server.export().can_flush());
         flushed.try_for_each(|(at, _)| self.run_on(at, NbdCommand::Flush, 0, IoSlice::NONE))
     }
 
     /// Gives the space of a range back, of which nobody needs the bytes; where a server may do so later, the place is not
-    /// written any more.
+    /// written any more. With parity servers are not told: the space is for other pages.
     ///
     /// # Errors
     /// The first server's that refuses.
     pub fn trim(&self, offset: u64, len: u64) -> Result<(), i32> {
-        let mut result = Ok(());
+        if let Some(stripes) = &self.stripes {
+            stripes.check_range(offset, len);
+            stripes.forget(offset, len);
+            return Ok(());
+        }
+        let (set, mut result) = (&self.sets[0], Ok(()));
         for from in (offset..offset + len).step_by(TRIM_LEN_MAX as usize) {
             let piece = TRIM_LEN_MAX.min(offset + len - from);
-            self.shared.check_range(from, piece);
-            let servers = self.shared.servers().iter().enumerate();
+            set.check_range(from, piece);
+            let servers = set.servers().iter().enumerate();
             for (at, server) in servers.filter(|(_, server)| server.export().can_trim()) {
                 let command = NbdCommand::Trim;
-                match self.shared.exchange(at, command, from, IoSlice::NONE, piece as u32) {
+                match set.exchange(at, command, from, IoSlice::NONE, piece as u32) {
                     FlightEnd::Lost => server.barred.insert(from, piece),
                     FlightEnd::Refused(errno) => result = result.and(Err(errno)),
                     FlightEnd::Done | FlightEnd::Unsent => {}
@@ -234,6 +358,9 @@ fn slice_of(bytes: &mut [u8]) -> IoSlice {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        self.shared.servers().iter().for_each(|server| server.close());
+        self.all().for_each(|server| server.close());
+        if let Some(stripes) = &self.stripes {
+            stripes.close();
+        }
     }
 }

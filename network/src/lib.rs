@@ -1,8 +1,8 @@
 //! A client of the NBD protocol for memory on other machines.
 //!
-//! [`Client`] holds one export, or the same bytes on up to four servers; each thread has an [`NbdQueue`] with connections
-//! of its own, and a [`Tender`] for each server makes broken connections anew. Servers are those that exist: nbdkit,
-//! nbd-server, qemu-nbd, qemu-storage-daemon.
+//! [`Client`] holds one export, the same bytes on up to four servers, or pages with parity on up to eight; each thread has
+//! an [`NbdQueue`] with connections of its own, and a [`Tender`] for each server makes broken connections anew. Servers
+//! are those that exist: nbdkit, nbd-server, qemu-nbd, qemu-storage-daemon.
 //!
 //! # What it is not
 //! No block device: ranges are written by one user at a time, and a write whose end is [`Ending::Late`] has used its
@@ -15,6 +15,8 @@
 //!    another server.
 //! 3. No server's bytes lead to a panic, to a wait without end, or out of a buffer.
 //! 4. Queues allocate when they are made, and never again.
+//! 5. With parity a write that is done survives the loss of as many servers, and what a read returns is what was written
+//!    last: each block's sum is known.
 //!
 //! # Limits
 //! Linux. Servers must announce that connections see each other's writes (MULTI_CONN).
@@ -27,18 +29,24 @@ mod handshake;
 #[cfg(all(test, not(loom)))]
 mod hostile;
 mod link;
+mod mover;
+mod parity;
 mod queue;
 mod read_times;
 mod seat;
 mod server;
+mod set_queue;
 mod shared;
+mod spans;
 mod stream;
+mod striped_queue;
+mod stripes;
 mod sync;
 mod sys;
 mod tls;
 pub mod wire;
 
-pub use address::{NetworkError, ServerAddress};
+pub use address::{NetworkError, ServerAddress, ServerList};
 pub use client::{Client, Tender};
 pub use handshake::{Export, shake_hands};
 pub use queue::{Ending, NbdBuffer, NbdEnd, NbdQueue, SERVERS_MAX};

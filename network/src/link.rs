@@ -63,7 +63,7 @@ impl BufferTable {
     }
 
     /// The parts of a request's buffers from byte `at` on.
-    fn from(&self, index: usize, at: usize) -> impl Iterator<Item = IoSlice> {
+    pub(crate) fn from(&self, index: usize, at: usize) -> impl Iterator<Item = IoSlice> {
         let mut skip = at;
         self.get(index).iter().filter_map(move |slice| {
             let skipped = skip.min(slice.len());

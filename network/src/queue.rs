@@ -1,61 +1,18 @@
-//! A thread's requests: to all servers that hold copies, and back.
-//!
-//! A write goes to every server that can be reached and is done when all of these have it, or have gone; a read goes to
-//! one server that has the bytes, and to the next when that fails.
-//!
-//! # No late write
-//! A write whose connection broke may be carried out at any time: it lies in the kernel of this machine, in that of the
-//! server's, or in the hands of a thread of the server that is slow. No message on another connection tells: a server
-//! answers a FLUSH there without waiting for requests that it has not begun, and forgets a connection before the
-//! requests that came by it. So the place of such a write is never written again as long as this process lives:
-//!
-//! ```text
-//!   push --no connection--> Failed: the place is as free as before
-//!     |
-//!   queued --breaks--> Unsent ---------------------------------> Failed
-//!     |
-//!   sent --reply--> Done, or Refused: the server is through with it
-//!     '--breaks--> Lost --another server has it--> Done; this place of this server is `barred` and `lacking`
-//!                   '--no server has it----------> Late: the caller gives the place up
-//!
-//!   a place, of one server:
-//!     free --write--> busy --Done--> holds the bytes --write--> busy ...
-//!                       '--Lost--> barred, for ever: later writes there are Late at once, without being sent
-//! ```
-//! Trims are writes in this: one that is late destroys what was written after it.
-//!
-//! # Invariants
-//! 1. A request is reported once.
-//! 2. What a server lacks is known (`lacking`) before the write is reported that it has missed.
-//! 3. A read is sent to servers only that lack none of its bytes.
+//! A thread's requests to the servers, however these keep the pages.
 
 #![expect(unsafe_code, reason = "takes the buffers of requests")]
 
-use crate::link::{BUFFERS_MAX, BufferTable, FlightEnd, Link};
-use crate::seat::Seat;
-use crate::server::{NbdServer, ServerEvent};
-use crate::shared::ServerSet;
-use crate::sys::{self, Awaited, IoSlice};
-use crate::wire::NbdCommand;
+use crate::set_queue::SetQueue;
+use crate::striped_queue::StripedQueue;
+use crate::sys::{self, Awaited};
 use std::io;
 use std::os::fd::RawFd;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Maximum number of servers that hold the same.
-pub const SERVERS_MAX: usize = 4;
+/// Maximum number of servers of a client.
+pub const SERVERS_MAX: usize = 8;
 /// Maximum number of descriptors that are watched beside the servers'.
 const WATCHED_MAX: usize = 4;
-/// Requests beyond the depth: reads that were answered and are still under way at a slow server.
-const SPARE: usize = 16;
-/// Places read last that are remembered, so that one which is read again is read elsewhere.
-const RECENT: usize = 64;
-/// One request of this number of reads may be sent to a second server because the first is slow.
-const READS_PER_HEDGE: u64 = 20;
-/// Least time before that, where the server's 95th percentile is shorter: scheduling alone is no reason.
-const HEDGE_AFTER_MIN: Duration = Duration::from_millis(1);
-/// A request is given up after this many times the time for silence, also where its server answers others.
-const STALLS_OLD: u32 = 4;
 
 /// A buffer of a request.
 #[derive(Clone, Copy, Debug)]
@@ -92,189 +49,28 @@ pub struct NbdEnd {
     pub ending: Ending,
 }
 
-/// A set of servers.
-type Servers = u8;
-
-/// A request as one server has it.
-#[derive(Clone, Copy, Debug)]
-struct AtServer {
-    since: Instant,
-    /// The server's life in which it was done.
-    life: u32,
-}
-
-/// A request between `push` and its end.
-#[derive(Clone, Copy, Debug)]
-struct NbdRequest {
-    token: u64,
-    is_read: bool,
-    offset: u64,
-    len: u32,
-    started: Instant,
-    /// Servers that have it.
-    at: Servers,
-    /// Servers that have answered that they did it.
-    done: Servers,
-    /// Servers that have had it, of a read.
-    tried: Servers,
-    by_server: [AtServer; SERVERS_MAX],
-    /// Servers that may write it later.
-    late: Servers,
-    errno: i32,
-    /// Its end is known: what is still under way is of no use.
-    is_over: bool,
-}
-
-impl NbdRequest {
-    fn new(token: u64, is_read: bool, offset: u64, len: u32) -> NbdRequest {
-        let started = Instant::now();
-        NbdRequest {
-            token,
-            is_read,
-            offset,
-            len,
-            started,
-            at: 0,
-            done: 0,
-            tried: 0,
-            by_server: [AtServer { since: started, life: 0 }; SERVERS_MAX],
-            late: 0,
-            errno: libc::ENOTCONN,
-            is_over: false,
-        }
-    }
-
-    fn range(&self) -> (u64, u64) {
-        (self.offset, self.len.into())
-    }
-}
-
-/// A queue's connection to one server.
-#[derive(Debug)]
-struct QueueLine {
-    server: Arc<NbdServer>,
-    seat: Arc<Seat>,
-    link: Link,
-    life: u32,
-}
-
-impl QueueLine {
-    /// True if there is a connection; takes a new one that is there.
-    fn is_ready(&mut self) -> bool {
-        if self.server.is_taken() {
-            return false;
-        }
-        if !self.link.is_usable() {
-            let Some(seated) = self.seat.take() else {
-                self.server.ask(&self.seat);
-                return false;
-            };
-            self.link.attach(seated.connection, seated.is_chunked);
-            self.life = seated.life;
-        }
-        true
-    }
-
-    fn start(&mut self, index: usize, command: NbdCommand, offset: u64, len: u32) {
-        self.server.begin();
-        self.link.start(index, command, offset, len);
-    }
-}
-
-/// A place that was read, and by which servers.
-#[derive(Clone, Copy, Debug)]
-struct RecentRead {
-    offset: u64,
-    by: Servers,
-}
-
-/// Requests in flight to one set of servers, owned by one thread.
+/// Requests in flight to the servers of a client, owned by one thread.
 ///
 /// Allocates when it is made, and never again.
 #[derive(Debug)]
 pub struct NbdQueue {
-    shared: Arc<ServerSet>,
-    lines: Box<[QueueLine]>,
-    requests: NbdRequests,
-    recent: [RecentRead; RECENT],
-    reads: u64,
-    hedges: u64,
-    checked: Instant,
+    way: QueueWay,
     watched: Vec<RawFd>,
 }
 
-/// The requests, by number.
 #[derive(Debug)]
-struct NbdRequests {
-    depth: usize,
-    pending: Box<[NbdRequest]>,
-    vectors: BufferTable,
-    free: Vec<u32>,
-    /// Ends that nobody has taken.
-    ended: Vec<NbdEnd>,
-    /// Requests whose end nobody has taken.
-    count: usize,
-    /// Ends on connections that were not looked at: server, number and how.
-    news: Vec<(usize, usize, FlightEnd)>,
-}
-
-impl NbdRequests {
-    fn new(depth: usize, servers: usize) -> NbdRequests {
-        let spare = if servers > 1 { SPARE } else { 0 };
-        let numbers = depth + spare;
-        let idle = NbdRequest { is_over: true, ..NbdRequest::new(0, true, 0, 0) };
-        NbdRequests {
-            depth,
-            pending: vec![idle; numbers].into(),
-            vectors: BufferTable::new(numbers, BUFFERS_MAX),
-            // The lowest is used first, and the one that was used last.
-            free: (0..numbers as u32).rev().collect(),
-            ended: Vec::with_capacity(depth),
-            count: 0,
-            news: Vec::with_capacity(numbers * servers),
-        }
-    }
-
-    fn end(&mut self, index: usize, ending: Ending) {
-        let pending = &mut self.pending[index];
-        assert!(!pending.is_over, "a request ends once");
-        pending.is_over = true;
-        let NbdRequest { token, is_read, offset, len, .. } = *pending;
-        self.ended.push(NbdEnd { token, is_read, offset, len, ending });
-        self.free_if_idle(index);
-    }
-
-    fn free_if_idle(&mut self, index: usize) {
-        if self.pending[index].is_over && self.pending[index].at == 0 {
-            self.free.push(index as u32);
-        }
-    }
+enum QueueWay {
+    Copies(Box<SetQueue>),
+    Striped(Box<StripedQueue>),
 }
 
 impl NbdQueue {
-    pub(crate) fn new(shared: Arc<ServerSet>, depth: usize) -> io::Result<NbdQueue> {
-        let servers = shared.servers();
-        let requests = NbdRequests::new(depth, servers.len());
-        let mut lines = Vec::with_capacity(servers.len());
-        for server in servers {
-            lines.push(QueueLine {
-                seat: server.add_seat(shared.wait_max())?,
-                server: Arc::clone(server),
-                link: server.link(requests.pending.len()),
-                life: 0,
-            });
-        }
-        let nothing = RecentRead { offset: u64::MAX, by: 0 };
-        Ok(NbdQueue {
-            shared,
-            lines: lines.into(),
-            requests,
-            recent: [nothing; RECENT],
-            reads: 0,
-            hedges: 0,
-            checked: Instant::now(),
-            watched: Vec::with_capacity(WATCHED_MAX),
-        })
+    pub(crate) fn of_copies(queue: SetQueue) -> NbdQueue {
+        NbdQueue { way: QueueWay::Copies(queue.into()), watched: Vec::with_capacity(WATCHED_MAX) }
+    }
+
+    pub(crate) fn striped(queue: StripedQueue) -> NbdQueue {
+        NbdQueue { way: QueueWay::Striped(queue.into()), watched: Vec::with_capacity(WATCHED_MAX) }
     }
 
     /// Makes [`wait`](NbdQueue::wait) return also while a descriptor is readable, which stays open as long as the queue;
@@ -289,7 +85,10 @@ impl NbdQueue {
     /// Requests whose end was not reported.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        self.requests.count
+        match &self.way {
+            QueueWay::Copies(queue) => queue.in_flight(),
+            QueueWay::Striped(queue) => queue.in_flight(),
+        }
     }
 
     /// Takes a read of `len` bytes at `offset`, or a write; returns whether there was room. Nothing is sent before
@@ -297,11 +96,12 @@ impl NbdQueue {
     ///
     /// # Safety
     /// The buffers have `len` bytes together, and can be read, for a read also written, until the request's end has been
-    /// reported or the queue was dropped; nobody else uses those of a read meanwhile. Requests in flight do not overlap
-    /// on the export, through whichever queues, unless all of them are reads.
+    /// reported or the queue was dropped; nobody else uses those of a read meanwhile, and nobody changes those of a
+    /// write. Requests in flight do not overlap on the export, through whichever queues, unless all of them are reads.
     ///
     /// # Panics
-    /// When the range is empty, is no multiple of 4,096 bytes, or lies outside of the exports.
+    /// When the range is empty, is no multiple of 4,096 bytes, or lies outside of the exports; with parity also when the
+    /// length of a buffer is no such multiple.
     pub unsafe fn push(
         &mut self,
         token: u64,
@@ -309,275 +109,27 @@ impl NbdQueue {
         offset: u64,
         buffers: impl ExactSizeIterator<Item = NbdBuffer>,
     ) -> bool {
-        let requests = &mut self.requests;
-        if requests.count == requests.depth {
-            return false;
-        }
-        // None: slow servers have all that were answered by others.
-        let Some(index) = requests.free.pop().map(|index| index as usize) else { return false };
-        assert!(buffers.len() <= BUFFERS_MAX, "{} buffers", buffers.len());
-        let mut len = 0;
-        let slices = buffers.map(|buffer| {
-            len += buffer.len as u64;
-            IoSlice::new(buffer.ptr, buffer.len)
-        });
-        requests.vectors.set(index, slices);
-        self.shared.check_range(offset, len);
-        self.requests.pending[index] = NbdRequest::new(token, is_read, offset, len as u32);
-        self.requests.count += 1;
-        if is_read {
-            self.reads += 1;
-            if !self.start_read(index) {
-                self.requests.end(index, Ending::Failed(libc::ENOTCONN));
-            }
-        } else {
-            self.start_write(index);
-        }
-        true
-    }
-
-    /// Sends a read to the next server; returns whether there is one.
-    fn start_read(&mut self, index: usize) -> bool {
-        let pending = self.requests.pending[index];
-        let (offset, len) = pending.range();
-        let recent = &mut self.recent[(offset >> 12) as usize % RECENT];
-        if recent.offset != offset {
-            *recent = RecentRead { offset, by: 0 };
-        }
-        let mut best: Option<(bool, u64, usize)> = None;
-        for (at, line) in self.lines.iter_mut().enumerate() {
-            let bit = 1 << at;
-            // In this order: a connection to one that began anew is there after it was noted what that lacks.
-            let is_able = pending.tried & bit == 0
-                && line.is_ready()
-                && !line.server.lacking.has_any(offset, len);
-            // What is read again may have been damaged there: the nearest of the others.
-            let key = (recent.by & bit != 0, line.server.read_ns(), at);
-            if is_able && best.is_none_or(|best| key < best) {
-                best = Some(key);
-            }
-        }
-        let Some((is_again, _, at)) = best else { return false };
-        recent.by = if is_again { 1 << at } else { recent.by | 1 << at };
-        let pending = &mut self.requests.pending[index];
-        pending.tried |= 1 << at;
-        pending.at |= 1 << at;
-        // The first is asked when the request begins.
-        if pending.tried.count_ones() > 1 {
-            pending.by_server[at].since = Instant::now();
-        }
-        self.lines[at].start(index, NbdCommand::Read, offset, len as u32);
-        true
-    }
-
-    /// Sends a write to all servers.
-    fn start_write(&mut self, index: usize) {
-        let (offset, len) = self.requests.pending[index].range();
-        self.recent[(offset >> 12) as usize % RECENT].by = 0;
-        let Ok(is_copied) = self.shared.begin_write(offset, len) else {
-            return self.requests.end(index, Ending::Late);
-        };
-        for (at, line) in self.lines.iter_mut().enumerate() {
-            if is_copied != Some(at) && line.is_ready() {
-                self.requests.pending[index].at |= 1 << at;
-                line.start(index, NbdCommand::Write, offset, len as u32);
-            }
-        }
-        if self.requests.pending[index].at == 0 {
-            self.settle_write(index);
+        match &mut self.way {
+            // SAFETY: the caller's promise, passed on.
+            QueueWay::Copies(queue) => unsafe { queue.push(token, is_read, offset, buffers) },
+            // SAFETY: as above.
+            QueueWay::Striped(queue) => unsafe { queue.push(token, is_read, offset, buffers) },
         }
     }
 
     /// Sends what was pushed.
     pub fn submit(&mut self) {
-        for at in 0..self.lines.len() {
-            let line = &mut self.lines[at];
-            if line.link.has_queued() && line.link.pump_out(&self.requests.vectors).is_err() {
-                self.break_off(at);
-            }
-        }
-        self.look_at_news();
-    }
-
-    /// Receives what there is.
-    fn pump(&mut self) {
-        for at in 0..self.lines.len() {
-            let (line, requests) = (&mut self.lines[at], &mut self.requests);
-            if line.link.is_idle() {
-                continue;
-            }
-            let NbdRequests { vectors, news, .. } = requests;
-            let pumped = line.link.pump_in(vectors, &mut |index, end| news.push((at, index, end)));
-            if pumped.is_err() {
-                self.break_off(at);
-            }
-        }
-        self.look_at_news();
-    }
-
-    /// Gives connections up that are silent for too long, of servers that are not used any more, or of lives that are
-    /// over.
-    fn check(&mut self) {
-        let now = Instant::now();
-        if self.requests.count == 0 || now - self.checked < self.shared.look_every() {
-            return;
-        }
-        self.checked = now;
-        for at in 0..self.lines.len() {
-            let QueueLine { link, server, life, .. } = &self.lines[at];
-            let is_useless = server.is_taken() || !server.is_life(*life);
-            if link.is_stalled(now, self.shared.stall()) || link.is_open() && is_useless {
-                self.break_off(at);
-            }
-        }
-        self.hedge(now);
-        self.give_up_old(now);
-        self.look_at_news();
-    }
-
-    /// Gives connections up on which a request is not answered although others are.
-    fn give_up_old(&mut self, now: Instant) {
-        let age_max = self.shared.stall() * STALLS_OLD;
-        let is_old =
-            |request: &&NbdRequest| now.saturating_duration_since(request.started) > age_max;
-        let old = self.requests.pending.iter().filter(is_old).fold(0, |all, old| all | old.at);
-        for at in (0..self.lines.len()).filter(|at| old & 1 << at != 0) {
-            self.break_off(at);
+        match &mut self.way {
+            QueueWay::Copies(queue) => queue.submit(),
+            QueueWay::Striped(queue) => queue.submit(),
         }
     }
 
-    /// Asks a second server for reads that take long.
-    fn hedge(&mut self, now: Instant) {
-        for index in 0..self.requests.pending.len() {
-            let pending = self.requests.pending[index];
-            let is_one_read = pending.is_read && !pending.is_over && pending.at.is_power_of_two();
-            if !is_one_read || self.lines.len() == 1 {
-                continue;
-            }
-            let server = &self.lines[pending.at.trailing_zeros() as usize].server;
-            let patience = server.read_p95().max(HEDGE_AFTER_MIN);
-            let is_late = now.saturating_duration_since(pending.started) > patience;
-            if is_late && self.hedges * READS_PER_HEDGE < self.reads && self.start_read(index) {
-                self.hedges += 1;
-                let tried = self.requests.pending[index].at & !pending.at;
-                let second = &self.lines[tried.trailing_zeros() as usize].server;
-                second.count(ServerEvent::Hedge);
-            }
-        }
-    }
-
-    fn break_off(&mut self, at: usize) {
-        let (line, news) = (&mut self.lines[at], &mut self.requests.news);
-        line.link.break_off(&mut |index, end| news.push((at, index, end)));
-        line.server.count(ServerEvent::Break);
-        line.server.ask(&line.seat);
-    }
-
-    fn look_at_news(&mut self) {
-        while let Some((at, index, end)) = self.requests.news.pop() {
-            let (line, bit) = (&self.lines[at], 1 << at);
-            line.server.end();
-            let pending = &mut self.requests.pending[index];
-            pending.at &= !bit;
-            let end = match end {
-                // By a server that has lost what it had.
-                FlightEnd::Done if !line.server.is_life(line.life) => FlightEnd::Refused(libc::EIO),
-                end => end,
-            };
-            match end {
-                FlightEnd::Done => {
-                    pending.done |= bit;
-                    pending.by_server[at].life = line.life;
-                }
-                FlightEnd::Unsent => {}
-                FlightEnd::Lost => pending.errno = libc::ECONNRESET,
-                FlightEnd::Refused(errno) => {
-                    pending.errno = errno;
-                    line.server.count(ServerEvent::Error);
-                }
-            }
-            if pending.is_read {
-                self.read_ended(at, index, end)
-            } else {
-                self.write_ended(at, index, end)
-            }
-        }
-    }
-
-    fn read_ended(&mut self, at: usize, index: usize, end: FlightEnd) {
-        let pending = self.requests.pending[index];
-        let server = &self.lines[at].server;
-        if end == FlightEnd::Done {
-            server.count(ServerEvent::Read);
-            server.note_read(pending.by_server[at].since.elapsed());
-        }
-        if pending.is_over {
-            return self.requests.free_if_idle(index);
-        }
-        if end == FlightEnd::Done {
-            for (other, line) in self.lines.iter_mut().enumerate() {
-                if pending.at & 1 << other != 0 {
-                    line.link.mute(index);
-                }
-            }
-            self.requests.end(index, Ending::Done);
-        } else if pending.at == 0 && !self.start_read(index) {
-            self.requests.end(index, Ending::Failed(pending.errno));
-        }
-    }
-
-    fn write_ended(&mut self, at: usize, index: usize, end: FlightEnd) {
-        let server = &self.lines[at].server;
-        let pending = &mut self.requests.pending[index];
-        let (offset, len) = pending.range();
-        match end {
-            FlightEnd::Done => server.count(ServerEvent::Write),
-            FlightEnd::Lost => {
-                pending.late |= 1 << at;
-                server.barred.insert(offset, len);
-            }
-            FlightEnd::Refused(_) | FlightEnd::Unsent => {}
-        }
-        if pending.at == 0 {
-            self.settle_write(index);
-        }
-    }
-
-    /// No server has the write any more.
-    fn settle_write(&mut self, index: usize) {
-        let mut pending = self.requests.pending[index];
-        let (offset, len) = pending.range();
-        if self.lines.len() > 1 {
-            // One that began anew while others were not through has lost it.
-            for (at, line) in self.lines.iter().enumerate() {
-                let is_done = pending.done & 1 << at != 0;
-                if is_done && !line.server.note_written(pending.by_server[at].life, offset, len) {
-                    pending.done &= !(1 << at);
-                }
-            }
-            // Invariant 2: before the end is reported.
-            let lines = self.lines.iter().enumerate().filter(|_| pending.done != 0);
-            for (_, line) in lines.filter(|(at, _)| pending.done & 1 << at == 0) {
-                line.server.lacking.insert(offset, len);
-            }
-        }
-        self.shared.end_write(offset, len);
-        let ending = match pending {
-            NbdRequest { done: 1.., .. } => Ending::Done,
-            NbdRequest { late: 1.., .. } => Ending::Late,
-            NbdRequest { errno, .. } => Ending::Failed(errno),
-        };
-        self.requests.end(index, ending);
-    }
-
-    /// Reports the ends that are known; returns whether there was one.
     fn report(&mut self, done: &mut dyn FnMut(NbdEnd)) -> bool {
-        let has_any = !self.requests.ended.is_empty();
-        while let Some(end) = self.requests.ended.pop() {
-            self.requests.count -= 1;
-            done(end);
+        match &mut self.way {
+            QueueWay::Copies(queue) => queue.report(done),
+            QueueWay::Striped(queue) => queue.report(done),
         }
-        has_any
     }
 
     /// Reports requests that have ended, with their tokens. While none has, waits until one does, a watched descriptor
@@ -595,21 +147,28 @@ impl NbdQueue {
             }
             let left = timeout.saturating_sub(start.elapsed());
             let mut awaited = [Awaited { fd: -1, write: false }; SERVERS_MAX + WATCHED_MAX];
-            let busy = self.lines.iter().filter(|line| !line.link.is_idle());
-            let busy = busy.filter_map(|line| {
-                Some(Awaited { fd: line.link.raw_fd()?, write: line.link.has_queued() })
-            });
+            let (of_links, most) = match &self.way {
+                QueueWay::Copies(queue) => {
+                    (fill(&mut awaited, queue.awaited()), queue.look_every())
+                }
+                QueueWay::Striped(queue) => {
+                    (fill(&mut awaited, queue.awaited()), queue.look_every())
+                }
+            };
             let others = self.watched.iter().map(|fd| Awaited { fd: *fd, write: false });
-            let of_links = awaited.iter_mut().zip(busy).map(|(to, link)| *to = link).count();
-            let places = awaited[of_links..].iter_mut().zip(others);
-            let count = of_links + places.map(|(to, other)| *to = other).count();
-            let most = if of_links > 0 { self.shared.look_every() } else { left };
-            let ready = sys::wait(&awaited[..count], left.min(most))?;
-            if ready & ((1 << of_links) - 1) != 0 {
-                self.pump();
+            let count = of_links + fill(&mut awaited[of_links..], others);
+            let ready = sys::wait(&awaited[..count], left.min(most.unwrap_or(left)))?;
+            let of_links = ready & ((1 << of_links) - 1);
+            match &mut self.way {
+                QueueWay::Copies(queue) => {
+                    if of_links != 0 {
+                        queue.pump();
+                    }
+                    queue.check();
+                }
+                QueueWay::Striped(queue) => queue.look(of_links),
             }
-            self.check();
-            let (is_reported, is_woken) = (self.report(done), ready >> of_links != 0);
+            let (is_reported, is_woken) = (self.report(done), ready != of_links);
             if is_reported || is_woken || left.is_zero() {
                 self.submit();
                 return Ok(is_reported || is_woken);
@@ -618,21 +177,6 @@ impl NbdQueue {
     }
 }
 
-impl Drop for NbdQueue {
-    fn drop(&mut self) {
-        let start = Instant::now();
-        while self.requests.count > 0 && start.elapsed() < self.shared.stall() {
-            // A failure to wait shows in the time that passes.
-            let _ = self.wait(self.shared.look_every(), &mut |_| ());
-        }
-        for at in 0..self.lines.len() {
-            if self.lines[at].link.is_idle() {
-                self.lines[at].link.take_leave();
-            } else {
-                self.break_off(at);
-            }
-        }
-        // What was written and not answered stays barred.
-        self.look_at_news();
-    }
+fn fill(awaited: &mut [Awaited], with: impl Iterator<Item = Awaited>) -> usize {
+    awaited.iter_mut().zip(with).map(|(to, from)| *to = from).count()
 }

@@ -65,6 +65,8 @@ pub struct ServerStats {
     pub connections: u64,
     /// Reads that another server was too late for.
     pub hedges: u64,
+    /// Blocks of its that were computed from those of other servers.
+    pub rebuilt: u64,
     /// Half of its reads, of late, ended within this; zero: there was none.
     pub read_p50: Duration,
     /// 95 of a hundred did.
@@ -73,7 +75,7 @@ pub struct ServerStats {
     pub read_p99: Duration,
     /// Bytes that it lacks and other servers have.
     pub lacking: u64,
-    /// Bytes that it got from other servers after it had been away.
+    /// Bytes that it got from other servers after it had been away, or that were written anew elsewhere.
     pub copied: u64,
     /// Bytes of places that are not used any more, because a write may still be under way there.
     pub barred: u64,
@@ -91,6 +93,7 @@ impl ServerStats {
             ("breaks", self.breaks),
             ("connections", self.connections),
             ("hedges", self.hedges),
+            ("rebuilt", self.rebuilt),
             ("read_ns_p50", self.read_p50.as_nanos() as u64),
             ("read_ns_p95", self.read_p95.as_nanos() as u64),
             ("read_ns_p99", self.read_p99.as_nanos() as u64),
@@ -125,12 +128,13 @@ pub(crate) enum ServerEvent {
     Break,
     Connection,
     Hedge,
+    Rebuild,
 }
 
 /// Counts of what happened.
 #[derive(Debug, Default)]
 struct ServerCounts {
-    events: [AtomicU64; 6],
+    events: [AtomicU64; 7],
     in_flight: AtomicU64,
     copied: AtomicU64,
     /// Mean time of a read, in nanoseconds: which server is nearest.
@@ -236,6 +240,11 @@ impl NbdServer {
         is_same
     }
 
+    /// True if what it holds can be had without it.
+    pub(crate) fn has_others(&self) -> bool {
+        self.has_others
+    }
+
     /// Adds a place for a connection, which is made at once.
     ///
     /// # Errors
@@ -335,6 +344,7 @@ impl NbdServer {
             breaks: count(ServerEvent::Break),
             connections: count(ServerEvent::Connection),
             hedges: count(ServerEvent::Hedge),
+            rebuilt: count(ServerEvent::Rebuild),
             read_p50: self.counts.read_times.quantile(50),
             read_p95: self.counts.read_times.quantile(95),
             read_p99: self.counts.read_times.quantile(99),

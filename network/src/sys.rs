@@ -42,7 +42,7 @@ impl IoSlice {
         self.0.iov_len
     }
 
-    fn ptr(self) -> *mut u8 {
+    pub(crate) fn ptr(self) -> *mut u8 {
         self.0.iov_base.cast()
     }
 
@@ -70,6 +70,24 @@ impl IoSlice {
         assert!(into.len() == self.len(), "{} bytes for {}", self.len(), into.len());
         // SAFETY: the caller's promise; a slice of ours does not overlap it.
         unsafe { std::ptr::copy_nonoverlapping(self.ptr(), into.as_mut_ptr(), into.len()) }
+    }
+
+    /// Its bytes.
+    ///
+    /// # Safety
+    /// The memory can be read as long as `'a`, and nobody writes it.
+    pub(crate) unsafe fn bytes<'a>(self) -> &'a [u8] {
+        // SAFETY: the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.ptr(), self.len()) }
+    }
+
+    /// Its bytes, to be changed.
+    ///
+    /// # Safety
+    /// The memory can be read and written as long as `'a`, and nobody else uses it, but what this slice is passed to.
+    pub(crate) unsafe fn bytes_mut<'a>(self) -> &'a mut [u8] {
+        // SAFETY: the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr(), self.len()) }
     }
 
     /// Fills it with zeros.

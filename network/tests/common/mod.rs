@@ -563,8 +563,16 @@ pub(crate) const PATIENT: NbdTimes =
 
 /// A client whose tenders run.
 pub(crate) fn client(addresses: &[ServerAddress], times: NbdTimes) -> Client {
-    let client = Client::connect(addresses, times).expect("connected");
-    for at in 0..addresses.len() {
+    tended(Client::connect(addresses, times).expect("connected"))
+}
+
+/// A client of servers that hold pages with parity.
+pub(crate) fn striped(addresses: &[ServerAddress], parity: usize, times: NbdTimes) -> Client {
+    tended(Client::connect_striped(addresses, parity, times).expect("connected"))
+}
+
+fn tended(client: Client) -> Client {
+    for at in 0..client.tenders() {
         let tender = client.tender(at, Box::new(|text| println!("{text}")));
         std::thread::spawn(move || tender.run());
     }
@@ -630,4 +638,10 @@ pub(crate) fn until_done(queue: &mut NbdQueue, is_read: bool, offset: u64, page:
         assert!(start.elapsed() < PATIENCE, "the server does not come back");
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Reads as a signal handler does.
+pub(crate) fn read_now(client: &Client, offset: u64, page: &mut Page) -> Result<(), i32> {
+    // SAFETY: the page is the caller's alone.
+    unsafe { client.read_now(offset, page.0.as_mut_ptr(), page.0.len()) }
 }

@@ -1,0 +1,168 @@
+//! The mover: writes blocks anew whose spans are to be free, or whose rows are not whole any more.
+//!
+//! ```text
+//!   few spans are free ------> the span with the fewest blocks --\
+//!                                                                 hold it; read each block; write it as a user does, to
+//!   a server began anew -----> each span of which it lacks rows --/  count only if it still is there; let the span go
+//! ```
+//! The reference to the old span keeps its places from being used again meanwhile, so that a block that was written at the
+//! same time is seen to be elsewhere, and stays what its writer made it. A block that cannot be read stays where it is.
+//!
+//! Users that find no rows wait for the mover; it has free spans of its own, so that it never waits for them.
+
+#![expect(unsafe_code, reason = "lends pages of its own to its queue")]
+
+use crate::blocks::BLOCK;
+use crate::queue::{Ending, NbdBuffer, NbdEnd};
+use crate::spans::{Place, RowsFor, SPAN_ROWS};
+use crate::striped_queue::StripedQueue;
+use crate::stripes::Stripes;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How often it looks for work.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Free spans that it makes room for: so many, and one of a number of all.
+const FREE_MIN: u64 = 4;
+const SPANS_PER_FREE: u64 = 64;
+
+/// Runs on a thread of its own.
+pub(crate) struct Mover {
+    stripes: Arc<Stripes>,
+    queue: StripedQueue,
+    pages: Box<[u8]>,
+    living: Vec<(u64, Place)>,
+    ends: Vec<NbdEnd>,
+    /// The span that could not be emptied, by its references: fuller ones are tried.
+    stuck: Option<(u32, u64)>,
+}
+
+impl Mover {
+    pub(crate) fn new(stripes: Arc<Stripes>) -> io::Result<Mover> {
+        let blocks = SPAN_ROWS as usize * stripes.layout().data;
+        Ok(Mover {
+            queue: StripedQueue::new(Arc::clone(&stripes), RowsFor::Mover, blocks)?,
+            pages: vec![0; blocks * BLOCK as usize].into(),
+            living: Vec::with_capacity(blocks),
+            ends: Vec::with_capacity(blocks),
+            stuck: None,
+            stripes,
+        })
+    }
+
+    /// Works until the client ends.
+    pub(crate) fn run(mut self) {
+        self.stripes.set_mover(std::thread::current());
+        let mut from = 0;
+        while !self.stripes.is_closed() {
+            let start = Instant::now();
+            let has_freed = self.is_short() && self.empty_one();
+            let has_mended = self.mend_one(&mut from);
+            match (has_freed, has_mended) {
+                // Writers may wait for it.
+                (true, false) => {}
+                // As much time for others as this has taken.
+                (_, true) => std::thread::park_timeout(start.elapsed()),
+                (false, false) => std::thread::park_timeout(LOOK_EVERY),
+            }
+        }
+    }
+
+    fn is_short(&self) -> bool {
+        self.stripes.spans.free() < FREE_MIN + self.stripes.layout().spans / SPANS_PER_FREE
+    }
+
+    /// Empties the span with the fewest blocks; returns whether there was one that is not full.
+    fn empty_one(&mut self) -> bool {
+        let spans = &self.stripes.spans;
+        let (open, stuck) = (spans.open(), self.stuck.take());
+        let is_closed = |span: &u64| !open.contains(&Some(*span));
+        let fullness = |span| Some((spans.references(span)?, span));
+        let closed = (0..self.stripes.layout().spans).filter(is_closed).filter_map(fullness);
+        let Some(emptiest) = closed.filter(|span| Some(*span) > stuck).min() else { return false };
+        if u64::from(emptiest.0) >= SPAN_ROWS * self.stripes.layout().data as u64 {
+            return false;
+        }
+        let has_moved = self.empty(emptiest.1) > 0;
+        self.stuck = (!has_moved).then_some(emptiest);
+        has_moved
+    }
+
+    /// Finds the next span of which a server lacks something; returns whether something was moved.
+    fn mend_one(&mut self, from: &mut u64) -> bool {
+        let layout = *self.stripes.layout();
+        let lack = |at: usize| self.stripes.server(at).lacking.count() > 0;
+        if !(0..layout.columns()).any(lack) {
+            return false;
+        }
+        self.stripes.forget_margins();
+        for _ in 0..layout.spans {
+            let span = *from % layout.spans;
+            *from = span + 1;
+            let lacks = |column: &usize| self.stripes.lacks(span, *column, 0, SPAN_ROWS);
+            if !(0..layout.columns()).any(|column| lacks(&column)) {
+                continue;
+            }
+            let stripes = Arc::clone(&self.stripes);
+            if stripes.spans.with_free(span, || stripes.begin(span)) {
+                continue;
+            }
+            let behind =
+                (0..layout.columns()).filter(lacks).fold(0_u64, |all, column| all | 1 << column);
+            stripes.spans.close(span);
+            let moved = self.empty(span);
+            for column in (0..layout.columns()).filter(|column| behind >> column & 1 == 1) {
+                stripes.server(layout.server(span, column)).count_copied(moved * BLOCK);
+            }
+            if moved > 0 {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Writes the blocks of a span anew; returns how many.
+    fn empty(&mut self, span: u64) -> u64 {
+        let stripes = Arc::clone(&self.stripes);
+        if !stripes.spans.hold(span) {
+            return 0;
+        }
+        self.living.clear();
+        self.living.extend(stripes.spans.living(span));
+        let all = 0..self.living.len();
+        self.run_all(all.clone(), true);
+        let failed = self.ends.iter().filter(|end| end.ending != Ending::Done);
+        let failed: Vec<u64> = failed.map(|end| end.token).collect();
+        self.run_all(all.filter(|n| !failed.contains(&(*n as u64))), false);
+        let moved = self.ends.iter().filter(|end| end.ending == Ending::Done).count();
+        stripes.spans.release(span, 1);
+        moved as u64
+    }
+
+    /// Reads or writes those blocks, and waits for all ends.
+    fn run_all(&mut self, blocks: impl Iterator<Item = usize>, is_read: bool) {
+        self.ends.clear();
+        for n in blocks {
+            let (block, place) = self.living[n];
+            let ptr = self.pages[n * BLOCK as usize..].as_mut_ptr();
+            let buffer = NbdBuffer { ptr, len: BLOCK as usize };
+            let pushed = if is_read {
+                let buffers = std::iter::once(buffer);
+                // SAFETY: the pages live as long as the mover, whose queue is dropped first, and each block has its own.
+                // Users may write the block at the same time: what is read then counts for nothing, because the block is
+                // elsewhere afterwards.
+                unsafe { self.queue.push(n as u64, true, block * BLOCK, buffers) }
+            } else {
+                // SAFETY: as above; the caller holds the span.
+                unsafe { self.queue.push_move(n as u64, block, buffer, place) }
+            };
+            assert!(pushed, "the queue has room for the blocks of a span");
+        }
+        while self.queue.in_flight() > 0 {
+            // Without memory to wait with there is nothing to do but to go round.
+            let _ = self.queue.wait_once();
+            self.queue.report(&mut |end| self.ends.push(end));
+        }
+    }
+}

@@ -1,0 +1,573 @@
+//! A thread's requests to servers that hold copies, or to one.
+//!
+//! A write goes to every server that can be reached and is done when all of these have it, or have gone; a read goes to
+//! one server that has the bytes, and to the next when that fails.
+//!
+//! # No late write
+//! A write whose connection broke may be carried out at any time: it lies in the kernel of this machine, in that of the
+//! server's, or in the hands of a thread of the server that is slow. No message on another connection tells: a server
+//! answers a FLUSH there without waiting for requests that it has not begun, and forgets a connection before the
+//! requests that came by it. So the place of such a write is never written again as long as this process lives:
+//!
+//! ```text
+//!   push --no connection--> Failed: the place is as free as before
+//!     |
+//!   queued --breaks--> Unsent ---------------------------------> Failed
+//!     |
+//!   sent --reply--> Done, or Refused: the server is through with it
+//!     '--breaks--> Lost --another server has it--> Done; this place of this server is `barred` and `lacking`
+//!                   '--no server has it----------> Late: the caller gives the place up
+//!
+//!   a place, of one server:
+//!     free --write--> busy --Done--> holds the bytes --write--> busy ...
+//!                       '--Lost--> barred, for ever: later writes there are Late at once, without being sent
+//! ```
+//! Trims are writes in this: one that is late destroys what was written after it.
+//!
+//! # Invariants
+//! 1. A request is reported once.
+//! 2. What a server lacks is known (`lacking`) before the write is reported that it has missed.
+//! 3. A read is sent to servers only that lack none of its bytes.
+
+#![expect(unsafe_code, reason = "takes the buffers of requests")]
+
+use crate::link::{BUFFERS_MAX, BufferTable, FlightEnd, Link};
+use crate::queue::{Ending, NbdBuffer, NbdEnd, SERVERS_MAX};
+use crate::seat::Seat;
+use crate::server::{NbdServer, ServerEvent};
+use crate::shared::ServerSet;
+use crate::sys::{self, Awaited, IoSlice};
+use crate::wire::NbdCommand;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Requests beyond the depth: reads that were answered and are still under way at a slow server.
+const SPARE: usize = 16;
+/// Places read last that are remembered, so that one which is read again is read elsewhere.
+const RECENT: usize = 64;
+/// One request of this number of reads may be sent to a second server because the first is slow.
+const READS_PER_HEDGE: u64 = 20;
+/// Least time before that, where the server's 95th percentile is shorter: scheduling alone is no reason.
+const HEDGE_AFTER_MIN: Duration = Duration::from_millis(1);
+/// A request is given up after this many times the time for silence, also where its server answers others.
+const STALLS_OLD: u32 = 4;
+
+/// A set of servers.
+type Servers = u8;
+
+/// A request as one server has it.
+#[derive(Clone, Copy, Debug)]
+struct AtServer {
+    since: Instant,
+    /// The server's life in which it was done.
+    life: u32,
+}
+
+/// A request between `push` and its end.
+#[derive(Clone, Copy, Debug)]
+struct NbdRequest {
+    token: u64,
+    is_read: bool,
+    offset: u64,
+    len: u32,
+    started: Instant,
+    /// Servers that have it.
+    at: Servers,
+    /// Servers that have answered that they did it.
+    done: Servers,
+    /// Servers that have had it, of a read.
+    tried: Servers,
+    by_server: [AtServer; SERVERS_MAX],
+    /// Servers that may write it later.
+    late: Servers,
+    errno: i32,
+    /// Its end is known: what is still under way is of no use.
+    is_over: bool,
+}
+
+impl NbdRequest {
+    fn new(token: u64, is_read: bool, offset: u64, len: u32) -> NbdRequest {
+        let started = Instant::now();
+        NbdRequest {
+            token,
+            is_read,
+            offset,
+            len,
+            started,
+            at: 0,
+            done: 0,
+            tried: 0,
+            by_server: [AtServer { since: started, life: 0 }; SERVERS_MAX],
+            late: 0,
+            errno: libc::ENOTCONN,
+            is_over: false,
+        }
+    }
+
+    fn range(&self) -> (u64, u64) {
+        (self.offset, self.len.into())
+    }
+}
+
+/// A queue's connection to one server.
+#[derive(Debug)]
+struct QueueLine {
+    server: Arc<NbdServer>,
+    seat: Arc<Seat>,
+    link: Link,
+    life: u32,
+}
+
+impl QueueLine {
+    /// True if there is a connection; takes a new one that is there.
+    fn is_ready(&mut self) -> bool {
+        if self.server.is_taken() {
+            return false;
+        }
+        if !self.link.is_usable() {
+            let Some(seated) = self.seat.take() else {
+                self.server.ask(&self.seat);
+                return false;
+            };
+            self.link.attach(seated.connection, seated.is_chunked);
+            self.life = seated.life;
+        }
+        true
+    }
+
+    fn start(&mut self, index: usize, command: NbdCommand, offset: u64, len: u32) {
+        self.server.begin();
+        self.link.start(index, command, offset, len);
+    }
+}
+
+/// A place that was read, and by which servers.
+#[derive(Clone, Copy, Debug)]
+struct RecentRead {
+    offset: u64,
+    by: Servers,
+}
+
+/// Requests in flight to one set of servers. See [module](self).
+#[derive(Debug)]
+pub(crate) struct SetQueue {
+    shared: Arc<ServerSet>,
+    lines: Box<[QueueLine]>,
+    requests: NbdRequests,
+    recent: [RecentRead; RECENT],
+    reads: u64,
+    hedges: u64,
+    checked: Instant,
+}
+
+/// The requests, by number.
+#[derive(Debug)]
+struct NbdRequests {
+    depth: usize,
+    pending: Box<[NbdRequest]>,
+    vectors: BufferTable,
+    free: Vec<u32>,
+    /// Ends that nobody has taken.
+    ended: Vec<NbdEnd>,
+    /// Requests whose end nobody has taken.
+    count: usize,
+    /// Ends on connections that were not looked at: server, number and how.
+    news: Vec<(usize, usize, FlightEnd)>,
+}
+
+impl NbdRequests {
+    fn new(depth: usize, servers: usize) -> NbdRequests {
+        let spare = if servers > 1 { SPARE } else { 0 };
+        let numbers = depth + spare;
+        let idle = NbdRequest { is_over: true, ..NbdRequest::new(0, true, 0, 0) };
+        NbdRequests {
+            depth,
+            pending: vec![idle; numbers].into(),
+            vectors: BufferTable::new(numbers, BUFFERS_MAX),
+            // The lowest is used first, and the one that was used last.
+            free: (0..numbers as u32).rev().collect(),
+            ended: Vec::with_capacity(depth),
+            count: 0,
+            news: Vec::with_capacity(numbers * servers),
+        }
+    }
+
+    fn end(&mut self, index: usize, ending: Ending) {
+        let pending = &mut self.pending[index];
+        assert!(!pending.is_over, "a request ends once");
+        pending.is_over = true;
+        let NbdRequest { token, is_read, offset, len, .. } = *pending;
+        self.ended.push(NbdEnd { token, is_read, offset, len, ending });
+        self.free_if_idle(index);
+    }
+
+    fn free_if_idle(&mut self, index: usize) {
+        if self.pending[index].is_over && self.pending[index].at == 0 {
+            self.free.push(index as u32);
+        }
+    }
+}
+
+impl SetQueue {
+    pub(crate) fn new(shared: Arc<ServerSet>, depth: usize) -> io::Result<SetQueue> {
+        let servers = shared.servers();
+        let requests = NbdRequests::new(depth, servers.len());
+        let mut lines = Vec::with_capacity(servers.len());
+        for server in servers {
+            lines.push(QueueLine {
+                seat: server.add_seat(shared.wait_max())?,
+                server: Arc::clone(server),
+                link: server.link(requests.pending.len()),
+                life: 0,
+            });
+        }
+        let nothing = RecentRead { offset: u64::MAX, by: 0 };
+        Ok(SetQueue {
+            shared,
+            lines: lines.into(),
+            requests,
+            recent: [nothing; RECENT],
+            reads: 0,
+            hedges: 0,
+            checked: Instant::now(),
+        })
+    }
+
+    /// Requests whose end was not reported.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.requests.count
+    }
+
+    /// See [`NbdQueue::push`](crate::NbdQueue::push).
+    ///
+    /// # Safety
+    /// As there.
+    pub(crate) unsafe fn push(
+        &mut self,
+        token: u64,
+        is_read: bool,
+        offset: u64,
+        buffers: impl ExactSizeIterator<Item = NbdBuffer>,
+    ) -> bool {
+        let requests = &mut self.requests;
+        if requests.count == requests.depth {
+            return false;
+        }
+        // None: slow servers have all that were answered by others.
+        let Some(index) = requests.free.pop().map(|index| index as usize) else { return false };
+        assert!(buffers.len() <= BUFFERS_MAX, "{} buffers", buffers.len());
+        let mut len = 0;
+        let slices = buffers.map(|buffer| {
+            len += buffer.len as u64;
+            IoSlice::new(buffer.ptr, buffer.len)
+        });
+        requests.vectors.set(index, slices);
+        self.shared.check_range(offset, len);
+        self.requests.pending[index] = NbdRequest::new(token, is_read, offset, len as u32);
+        self.requests.count += 1;
+        if is_read {
+            self.reads += 1;
+            if !self.start_read(index) {
+                self.requests.end(index, Ending::Failed(libc::ENOTCONN));
+            }
+        } else {
+            self.start_write(index);
+        }
+        true
+    }
+
+    /// Sends a read to the next server; returns whether there is one.
+    fn start_read(&mut self, index: usize) -> bool {
+        let pending = self.requests.pending[index];
+        let (offset, len) = pending.range();
+        let recent = &mut self.recent[(offset >> 12) as usize % RECENT];
+        if recent.offset != offset {
+            *recent = RecentRead { offset, by: 0 };
+        }
+        let mut best: Option<(bool, u64, usize)> = None;
+        for (at, line) in self.lines.iter_mut().enumerate() {
+            let bit = 1 << at;
+            // In this order: a connection to one that began anew is there after it was noted what that lacks.
+            let is_able = pending.tried & bit == 0
+                && line.is_ready()
+                && !line.server.lacking.has_any(offset, len);
+            // What is read again may have been damaged there: the nearest of the others.
+            let key = (recent.by & bit != 0, line.server.read_ns(), at);
+            if is_able && best.is_none_or(|best| key < best) {
+                best = Some(key);
+            }
+        }
+        let Some((is_again, _, at)) = best else { return false };
+        recent.by = if is_again { 1 << at } else { recent.by | 1 << at };
+        let pending = &mut self.requests.pending[index];
+        pending.tried |= 1 << at;
+        pending.at |= 1 << at;
+        // The first is asked when the request begins.
+        if pending.tried.count_ones() > 1 {
+            pending.by_server[at].since = Instant::now();
+        }
+        self.lines[at].start(index, NbdCommand::Read, offset, len as u32);
+        true
+    }
+
+    /// Sends a write to all servers.
+    fn start_write(&mut self, index: usize) {
+        let (offset, len) = self.requests.pending[index].range();
+        self.recent[(offset >> 12) as usize % RECENT].by = 0;
+        let Ok(is_copied) = self.shared.begin_write(offset, len) else {
+            return self.requests.end(index, Ending::Late);
+        };
+        for (at, line) in self.lines.iter_mut().enumerate() {
+            if is_copied != Some(at) && line.is_ready() {
+                self.requests.pending[index].at |= 1 << at;
+                line.start(index, NbdCommand::Write, offset, len as u32);
+            }
+        }
+        if self.requests.pending[index].at == 0 {
+            self.settle_write(index);
+        }
+    }
+
+    /// Sends what was pushed.
+    pub(crate) fn submit(&mut self) {
+        for at in 0..self.lines.len() {
+            let line = &mut self.lines[at];
+            if line.link.has_queued() && line.link.pump_out(&self.requests.vectors).is_err() {
+                self.break_off(at);
+            }
+        }
+        self.look_at_news();
+    }
+
+    /// Receives what there is.
+    pub(crate) fn pump(&mut self) {
+        for at in 0..self.lines.len() {
+            let (line, requests) = (&mut self.lines[at], &mut self.requests);
+            if line.link.is_idle() {
+                continue;
+            }
+            let NbdRequests { vectors, news, .. } = requests;
+            let pumped = line.link.pump_in(vectors, &mut |index, end| news.push((at, index, end)));
+            if pumped.is_err() {
+                self.break_off(at);
+            }
+        }
+        self.look_at_news();
+    }
+
+    /// Gives connections up that are silent for too long, of servers that are not used any more, or of lives that are
+    /// over.
+    pub(crate) fn check(&mut self) {
+        let now = Instant::now();
+        if self.requests.count == 0 || now - self.checked < self.shared.look_every() {
+            return;
+        }
+        self.checked = now;
+        for at in 0..self.lines.len() {
+            let QueueLine { link, server, life, .. } = &self.lines[at];
+            let is_useless = server.is_taken() || !server.is_life(*life);
+            if link.is_stalled(now, self.shared.stall()) || link.is_open() && is_useless {
+                self.break_off(at);
+            }
+        }
+        self.hedge(now);
+        self.give_up_old(now);
+        self.look_at_news();
+    }
+
+    /// Gives connections up on which a request is not answered although others are.
+    fn give_up_old(&mut self, now: Instant) {
+        let age_max = self.shared.stall() * STALLS_OLD;
+        let is_old =
+            |request: &&NbdRequest| now.saturating_duration_since(request.started) > age_max;
+        let old = self.requests.pending.iter().filter(is_old).fold(0, |all, old| all | old.at);
+        for at in (0..self.lines.len()).filter(|at| old & 1 << at != 0) {
+            self.break_off(at);
+        }
+    }
+
+    /// Asks a second server for reads that take long.
+    fn hedge(&mut self, now: Instant) {
+        for index in 0..self.requests.pending.len() {
+            let pending = self.requests.pending[index];
+            let is_one_read = pending.is_read && !pending.is_over && pending.at.is_power_of_two();
+            if !is_one_read || self.lines.len() == 1 {
+                continue;
+            }
+            let server = &self.lines[pending.at.trailing_zeros() as usize].server;
+            let patience = server.read_p95().max(HEDGE_AFTER_MIN);
+            let is_late = now.saturating_duration_since(pending.started) > patience;
+            if is_late && self.hedges * READS_PER_HEDGE < self.reads && self.start_read(index) {
+                self.hedges += 1;
+                let tried = self.requests.pending[index].at & !pending.at;
+                let second = &self.lines[tried.trailing_zeros() as usize].server;
+                second.count(ServerEvent::Hedge);
+            }
+        }
+    }
+
+    fn break_off(&mut self, at: usize) {
+        let (line, news) = (&mut self.lines[at], &mut self.requests.news);
+        line.link.break_off(&mut |index, end| news.push((at, index, end)));
+        line.server.count(ServerEvent::Break);
+        line.server.ask(&line.seat);
+    }
+
+    fn look_at_news(&mut self) {
+        while let Some((at, index, end)) = self.requests.news.pop() {
+            let (line, bit) = (&self.lines[at], 1 << at);
+            line.server.end();
+            let pending = &mut self.requests.pending[index];
+            pending.at &= !bit;
+            let end = match end {
+                // By a server that has lost what it had.
+                FlightEnd::Done if !line.server.is_life(line.life) => FlightEnd::Refused(libc::EIO),
+                end => end,
+            };
+            match end {
+                FlightEnd::Done => {
+                    pending.done |= bit;
+                    pending.by_server[at].life = line.life;
+                }
+                FlightEnd::Unsent => {}
+                FlightEnd::Lost => pending.errno = libc::ECONNRESET,
+                FlightEnd::Refused(errno) => {
+                    pending.errno = errno;
+                    line.server.count(ServerEvent::Error);
+                }
+            }
+            if pending.is_read {
+                self.read_ended(at, index, end)
+            } else {
+                self.write_ended(at, index, end)
+            }
+        }
+    }
+
+    fn read_ended(&mut self, at: usize, index: usize, end: FlightEnd) {
+        let pending = self.requests.pending[index];
+        let server = &self.lines[at].server;
+        if end == FlightEnd::Done {
+            server.count(ServerEvent::Read);
+            server.note_read(pending.by_server[at].since.elapsed());
+        }
+        if pending.is_over {
+            return self.requests.free_if_idle(index);
+        }
+        if end == FlightEnd::Done {
+            for (other, line) in self.lines.iter_mut().enumerate() {
+                if pending.at & 1 << other != 0 {
+                    line.link.mute(index);
+                }
+            }
+            self.requests.end(index, Ending::Done);
+        } else if pending.at == 0 && !self.start_read(index) {
+            self.requests.end(index, Ending::Failed(pending.errno));
+        }
+    }
+
+    fn write_ended(&mut self, at: usize, index: usize, end: FlightEnd) {
+        let server = &self.lines[at].server;
+        let pending = &mut self.requests.pending[index];
+        let (offset, len) = pending.range();
+        match end {
+            FlightEnd::Done => server.count(ServerEvent::Write),
+            FlightEnd::Lost => {
+                pending.late |= 1 << at;
+                server.barred.insert(offset, len);
+            }
+            FlightEnd::Refused(_) | FlightEnd::Unsent => {}
+        }
+        if pending.at == 0 {
+            self.settle_write(index);
+        }
+    }
+
+    /// No server has the write any more.
+    fn settle_write(&mut self, index: usize) {
+        let mut pending = self.requests.pending[index];
+        let (offset, len) = pending.range();
+        if self.lines[0].server.has_others() {
+            // One that began anew while others were not through has lost it.
+            for (at, line) in self.lines.iter().enumerate() {
+                let is_done = pending.done & 1 << at != 0;
+                if is_done && !line.server.note_written(pending.by_server[at].life, offset, len) {
+                    pending.done &= !(1 << at);
+                }
+            }
+            // Invariant 2: before the end is reported.
+            let lines = self.lines.iter().enumerate().filter(|_| pending.done != 0);
+            for (_, line) in lines.filter(|(at, _)| pending.done & 1 << at == 0) {
+                line.server.lacking.insert(offset, len);
+            }
+        }
+        self.shared.end_write(offset, len);
+        let ending = match pending {
+            NbdRequest { done: 1.., .. } => Ending::Done,
+            NbdRequest { late: 1.., .. } => Ending::Late,
+            NbdRequest { errno, .. } => Ending::Failed(errno),
+        };
+        self.requests.end(index, ending);
+    }
+
+    /// Reports the ends that are known; returns whether there was one.
+    pub(crate) fn report(&mut self, done: &mut dyn FnMut(NbdEnd)) -> bool {
+        let has_any = !self.requests.ended.is_empty();
+        while let Some(end) = self.requests.ended.pop() {
+            self.requests.count -= 1;
+            done(end);
+        }
+        has_any
+    }
+
+    /// How long requests may be waited for before the health of connections is looked at; `None`: none is under way.
+    pub(crate) fn look_every(&self) -> Option<Duration> {
+        let is_busy = self.lines.iter().any(|line| !line.link.is_idle());
+        is_busy.then(|| self.shared.look_every())
+    }
+
+    /// The connections with requests under way.
+    pub(crate) fn awaited(&self) -> impl Iterator<Item = Awaited> {
+        let busy = self.lines.iter().filter(|line| !line.link.is_idle());
+        busy.filter_map(|line| {
+            Some(Awaited { fd: line.link.raw_fd()?, write: line.link.has_queued() })
+        })
+    }
+
+    /// Sends, and waits for what comes.
+    fn wait_once(&mut self) -> io::Result<()> {
+        self.submit();
+        let mut awaited = [Awaited { fd: -1, write: false }; SERVERS_MAX];
+        let count = awaited.iter_mut().zip(self.awaited()).map(|(to, link)| *to = link).count();
+        sys::wait(&awaited[..count], self.shared.look_every())?;
+        self.pump();
+        self.check();
+        self.report(&mut |_| ());
+        Ok(())
+    }
+
+    /// True if there is a connection to a server.
+    pub(crate) fn is_ready(&mut self) -> bool {
+        self.lines.iter_mut().any(QueueLine::is_ready)
+    }
+}
+
+impl Drop for SetQueue {
+    fn drop(&mut self) {
+        let start = Instant::now();
+        while self.requests.count > 0 && start.elapsed() < self.shared.stall() {
+            // A failure to wait shows in the time that passes.
+            let _ = self.wait_once();
+        }
+        for at in 0..self.lines.len() {
+            if self.lines[at].link.is_idle() {
+                self.lines[at].link.take_leave();
+            } else {
+                self.break_off(at);
+            }
+        }
+        // What was written and not answered stays barred.
+        self.look_at_news();
+    }
+}

@@ -1,0 +1,889 @@
+//! A thread's requests to servers that hold pages with parity.
+//!
+//! Blocks that are written together become a *stripe*: rows of a span ([`spans`](crate::spans)), of which each server gets
+//! its part by one request. A block is read by one request to the server that has it, or computed from the others.
+//!
+//! # Writes
+//! ```text
+//!   push -> waiting --submit--> in a stripe --all columns done--> published: done
+//!              ^                   |
+//!              |                   |--one refused, unsent or lost: the rows are abandoned, the blocks written again,
+//!              '-- again <---------'    without that server; lost: the span is barred
+//!                   |
+//!                   '--too few servers, or too often--> Failed
+//! ```
+//! A stripe counts as a whole or not at all. So a write that is done survives the loss of as many servers as there is
+//! parity, also while servers are away: those that are get no block, and no stripe lacks anything when they are back.
+//! Nothing is ever written where a lost write may arrive, because its span is never free again; the caller's place is a
+//! name only, and no write is [`Ending::Late`].
+//!
+//! # Reads
+//! ```text
+//!   push -> waiting -> piece: blocks that follow each other on one server --read, sums right--> done
+//!                        '--refused, lost, unsent, lacking, or a wrong sum--> computed, without that server
+//!                                ^                                              |--all sums right--> done
+//!                                '--a source refused, lost or wrong: without it-'--too few left----> Failed
+//! ```
+//!
+//! # Invariants
+//! 1. A request is reported once, after the last use of its buffers.
+//! 2. A piece and a stripe have a reference to their span from their begin to their end.
+
+#![expect(unsafe_code, reason = "takes the buffers of requests")]
+
+use crate::blocks::BLOCK;
+use crate::link::{BUFFERS_MAX, BufferTable};
+use crate::parity::{COLUMNS_MAX, add, add_times, double, sum_of};
+use crate::queue::{Ending, NbdBuffer, NbdEnd, SERVERS_MAX};
+use crate::server::ServerEvent;
+use crate::set_queue::SetQueue;
+use crate::spans::{Layout, NoRows, Place, Rows, RowsFor, SPAN_ROWS, Servers};
+use crate::stripes::{Stripes, wrong_parity};
+use crate::sys::{self, Awaited, IoSlice};
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Stripes in flight. What is written meanwhile waits, and becomes one of more blocks.
+const STRIPES: usize = 4;
+/// Pieces in flight beyond the depth: requests may have several.
+const PIECES_MORE: usize = 32;
+/// Pieces that are computed at once.
+const REBUILDS: usize = 8;
+/// Rows that are computed at once, of a piece.
+const REBUILD_ROWS: u64 = 8;
+/// Stripes that a block may be in until its write has failed.
+const STRIPES_MAX: u8 = 8;
+/// Pause before rows are looked for again that the mover is to make.
+const FULL_PAUSE: Duration = Duration::from_millis(1);
+const BLOCK_LEN: usize = BLOCK as usize;
+
+/// What a request to a server is for, as its token.
+///
+/// 63..16 number | 15..8 column | 7..0 kind
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Errand {
+    Piece(usize),
+    Stripe(usize, usize),
+    Rebuild(usize, usize),
+}
+
+impl Errand {
+    fn token(self) -> u64 {
+        let (kind, number, column) = match self {
+            Errand::Piece(number) => (0, number, 0),
+            Errand::Stripe(number, column) => (1, number, column),
+            Errand::Rebuild(number, column) => (2, number, column),
+        };
+        (number as u64) << 16 | (column as u64) << 8 | kind
+    }
+
+    fn of(token: u64) -> Errand {
+        let (number, column) = ((token >> 16) as usize, (token >> 8 & 0xff) as usize);
+        match token & 0xff {
+            0 => Errand::Piece(number),
+            1 => Errand::Stripe(number, column),
+            _ => Errand::Rebuild(number, column),
+        }
+    }
+}
+
+/// A request between `push` and its end.
+#[derive(Clone, Copy, Debug)]
+struct StripedRequest {
+    token: u64,
+    is_read: bool,
+    offset: u64,
+    blocks: usize,
+    /// Blocks that were begun.
+    next: usize,
+    /// Of these, blocks that are not through.
+    left: usize,
+    errno: i32,
+    /// A write counts only if its block still is there.
+    expected: Option<Place>,
+}
+
+/// Blocks of a read that are on one server, one after the other.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    request: usize,
+    first: usize,
+    count: usize,
+    place: Place,
+    state: PieceState,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PieceState {
+    Free,
+    Read,
+    /// Waits for a rebuild.
+    Waiting,
+    Rebuilt,
+}
+
+/// A block that is being written.
+#[derive(Clone, Copy, Debug)]
+struct StripeBlock {
+    block: u64,
+    request: usize,
+    from: IoSlice,
+    sum: u32,
+    stripes: u8,
+    /// Servers that have failed it.
+    bad: Servers,
+    errno: i32,
+    expected: Option<Place>,
+}
+
+/// Blocks on their way to rows.
+#[derive(Debug)]
+struct Stripe {
+    /// `None`: it is free.
+    rows: Option<Rows>,
+    /// Column by column.
+    blocks: Vec<StripeBlock>,
+    /// Requests to servers under way.
+    left: usize,
+    bad: Servers,
+    is_failed: bool,
+    is_late: bool,
+    errno: i32,
+    parity: Box<[u8]>,
+}
+
+impl Stripe {
+    /// The data columns that it uses, in order.
+    fn columns(&self) -> ([usize; COLUMNS_MAX], usize) {
+        let mut columns = [0; COLUMNS_MAX];
+        let usable = self.rows.map_or(0, |rows| rows.columns);
+        let found = (0..COLUMNS_MAX).filter(|column| usable >> column & 1 == 1);
+        let count = columns.iter_mut().zip(found).map(|(to, column)| *to = column).count();
+        (columns, count)
+    }
+}
+
+/// Rows of a piece that are being computed.
+#[derive(Debug)]
+struct Rebuild {
+    /// `None`: it is free.
+    piece: Option<usize>,
+    /// Blocks of the piece that are done.
+    done: usize,
+    /// Rows under way.
+    rows: usize,
+    factors: [u8; COLUMNS_MAX],
+    bad: Servers,
+    left: usize,
+    is_failed: bool,
+    /// Column by column.
+    pages: Box<[u8]>,
+}
+
+/// A queue of requests; owned by one thread.
+#[derive(Debug)]
+pub(crate) struct StripedQueue {
+    /// One for each server. Before what they read and write: they are dropped first.
+    lanes: Box<[SetQueue]>,
+    stripes: Arc<Stripes>,
+    purpose: RowsFor,
+    depth: usize,
+    requests: Box<[StripedRequest]>,
+    buffers: BufferTable,
+    free: Vec<usize>,
+    ended: Vec<NbdEnd>,
+    count: usize,
+    reading: VecDeque<usize>,
+    writing: VecDeque<usize>,
+    /// Blocks that are to be written again.
+    again: VecDeque<StripeBlock>,
+    pieces: Box<[Piece]>,
+    free_pieces: Vec<usize>,
+    writes: Box<[Stripe]>,
+    rebuilds: Box<[Rebuild]>,
+    page: Box<[u8]>,
+    news: Vec<(usize, NbdEnd)>,
+    full_since: Option<Instant>,
+}
+
+impl StripedQueue {
+    pub(crate) fn new(
+        stripes: Arc<Stripes>,
+        purpose: RowsFor,
+        depth: usize,
+    ) -> io::Result<StripedQueue> {
+        let Layout { data, parity, .. } = *stripes.layout();
+        let pieces = depth + PIECES_MORE;
+        let at_server = pieces + STRIPES + REBUILDS;
+        let lanes = stripes.sets().iter().map(|set| SetQueue::new(Arc::clone(set), at_server));
+        let lanes = lanes.collect::<io::Result<Box<[_]>>>()?;
+        let blocks_max = SPAN_ROWS as usize * data;
+        let stripe = || Stripe {
+            rows: None,
+            blocks: Vec::with_capacity(blocks_max),
+            left: 0,
+            bad: 0,
+            is_failed: false,
+            is_late: false,
+            errno: 0,
+            parity: vec![0; parity * SPAN_ROWS as usize * BLOCK_LEN].into(),
+        };
+        let rebuild = || Rebuild {
+            piece: None,
+            done: 0,
+            rows: 0,
+            factors: [0; COLUMNS_MAX],
+            bad: 0,
+            left: 0,
+            is_failed: false,
+            pages: vec![0; (data + parity) * REBUILD_ROWS as usize * BLOCK_LEN].into(),
+        };
+        let request = StripedRequest {
+            token: 0,
+            is_read: true,
+            offset: 0,
+            blocks: 0,
+            next: 0,
+            left: 0,
+            errno: 0,
+            expected: None,
+        };
+        let place = Place { span: 0, row: 0, column: 0 };
+        let piece = Piece { request: 0, first: 0, count: 0, place, state: PieceState::Free };
+        Ok(StripedQueue {
+            news: Vec::with_capacity(at_server * lanes.len()),
+            lanes,
+            purpose,
+            depth,
+            requests: vec![request; depth].into(),
+            buffers: BufferTable::new(depth, BUFFERS_MAX),
+            free: (0..depth).rev().collect(),
+            ended: Vec::with_capacity(depth),
+            count: 0,
+            reading: VecDeque::with_capacity(depth),
+            writing: VecDeque::with_capacity(depth),
+            // Nothing is begun while there is any: no more than was in stripes before.
+            again: VecDeque::with_capacity(STRIPES * blocks_max),
+            pieces: vec![piece; pieces].into(),
+            free_pieces: (0..pieces).rev().collect(),
+            writes: (0..STRIPES).map(|_| stripe()).collect(),
+            rebuilds: (0..REBUILDS).map(|_| rebuild()).collect(),
+            page: vec![0; BLOCK_LEN].into(),
+            full_since: None,
+            stripes,
+        })
+    }
+
+    pub(crate) fn in_flight(&self) -> usize {
+        self.count
+    }
+
+    /// See [`NbdQueue::push`](crate::NbdQueue::push).
+    ///
+    /// # Safety
+    /// As there.
+    pub(crate) unsafe fn push(
+        &mut self,
+        token: u64,
+        is_read: bool,
+        offset: u64,
+        buffers: impl ExactSizeIterator<Item = NbdBuffer>,
+    ) -> bool {
+        if self.count == self.depth {
+            return false;
+        }
+        let index = self.free.pop().expect("fewer than the depth are in use");
+        assert!(buffers.len() <= BUFFERS_MAX, "{} buffers", buffers.len());
+        let mut len = 0;
+        let slices = buffers.map(|buffer| {
+            assert!(buffer.len.is_multiple_of(BLOCK_LEN), "a buffer of {} bytes", buffer.len);
+            len += buffer.len as u64;
+            IoSlice::new(buffer.ptr, buffer.len)
+        });
+        self.buffers.set(index, slices);
+        self.stripes.check_range(offset, len);
+        let blocks = (len / BLOCK) as usize;
+        self.requests[index] = StripedRequest {
+            token,
+            is_read,
+            offset,
+            blocks,
+            next: 0,
+            left: 0,
+            errno: 0,
+            expected: None,
+        };
+        self.count += 1;
+        if is_read {
+            self.reading.push_back(index);
+            self.begin_reads();
+        } else {
+            self.writing.push_back(index);
+        }
+        true
+    }
+
+    /// As `push`, of a write of one block that counts only if the block still is at a place to whose span the caller has
+    /// a reference.
+    ///
+    /// # Safety
+    /// As for `push`, but that others may write the block at the same time.
+    pub(crate) unsafe fn push_move(
+        &mut self,
+        token: u64,
+        block: u64,
+        from: NbdBuffer,
+        expected: Place,
+    ) -> bool {
+        // SAFETY: the caller's promise.
+        let pushed = unsafe { self.push(token, false, block * BLOCK, std::iter::once(from)) };
+        if let Some(index) = self.writing.back().filter(|_| pushed) {
+            self.requests[*index].expected = Some(expected);
+        }
+        pushed
+    }
+
+    // Requests.
+
+    fn block_of(&self, request: usize, at: usize) -> IoSlice {
+        let slice = self.buffers.from(request, at * BLOCK_LEN).next();
+        slice.map_or(IoSlice::NONE, |slice| slice.part(0, BLOCK_LEN))
+    }
+
+    /// Blocks of a request are through.
+    fn end_blocks(&mut self, index: usize, count: usize, errno: i32) {
+        let request = &mut self.requests[index];
+        request.left -= count;
+        if errno != 0 {
+            request.errno = errno;
+        }
+        self.end_if_over(index);
+    }
+
+    fn end_if_over(&mut self, index: usize) {
+        let StripedRequest { token, is_read, offset, blocks, next, left, errno, .. } =
+            self.requests[index];
+        if next == blocks && left == 0 {
+            let ending = if errno == 0 { Ending::Done } else { Ending::Failed(errno) };
+            let len = (blocks * BLOCK_LEN) as u32;
+            self.ended.push(NbdEnd { token, is_read, offset, len, ending });
+            self.free.push(index);
+        }
+    }
+
+    /// Reports the ends that are known; returns whether there was one.
+    pub(crate) fn report(&mut self, done: &mut dyn FnMut(NbdEnd)) -> bool {
+        let has_any = !self.ended.is_empty();
+        while let Some(end) = self.ended.pop() {
+            self.count -= 1;
+            done(end);
+        }
+        has_any
+    }
+
+    // Reads.
+
+    fn begin_reads(&mut self) {
+        while let Some(index) = self.reading.front().copied() {
+            while self.requests[index].next < self.requests[index].blocks {
+                if !self.begin_piece(index) {
+                    return; // No piece is free: the end of one comes back here.
+                }
+            }
+            self.reading.pop_front();
+            self.end_if_over(index);
+        }
+    }
+
+    /// Begins the next blocks of a read; returns whether a piece was free.
+    fn begin_piece(&mut self, index: usize) -> bool {
+        let Some(number) = self.free_pieces.last().copied() else { return false };
+        let StripedRequest { offset, next: first, blocks, .. } = self.requests[index];
+        let block = offset / BLOCK + first as u64;
+        let spans = &self.stripes.spans;
+        let Some(place) = spans.pin(block) else {
+            let into = self.block_of(index, first);
+            // SAFETY: a buffer of a request that has not ended, of a read.
+            unsafe { into.clear() };
+            self.requests[index].next += 1;
+            return true;
+        };
+        let follows = |n: &usize| {
+            let row = place.row + *n as u64;
+            row < SPAN_ROWS && spans.is_at(block + *n as u64, Place { row, ..place })
+        };
+        let count = 1 + (1..blocks - first).take_while(follows).count();
+        self.free_pieces.pop();
+        self.pieces[number] =
+            Piece { request: index, first, count, place, state: PieceState::Read };
+        let request = &mut self.requests[index];
+        (request.next, request.left) = (first + count, request.left + count);
+        let buffers = self.buffers.from(index, first * BLOCK_LEN);
+        let mut left = count * BLOCK_LEN;
+        let mut list = [NbdBuffer { ptr: std::ptr::null_mut(), len: 0 }; BUFFERS_MAX];
+        let mut used = 0;
+        for slice in buffers {
+            let len = slice.len().min(left);
+            if len == 0 {
+                break;
+            }
+            list[used] = NbdBuffer { ptr: slice.ptr(), len };
+            (used, left) = (used + 1, left - len);
+        }
+        let at = self.stripes.layout().server(place.span, place.column);
+        let offset = self.stripes.layout().offset(place.span, place.row);
+        let token = Errand::Piece(number).token();
+        // SAFETY: buffers of a request that has not ended, which belong to this piece of it.
+        let pushed =
+            unsafe { self.lanes[at].push(token, true, offset, list.into_iter().take(used)) };
+        assert!(pushed, "a lane has room for all pieces");
+        true
+    }
+
+    fn piece_read(&mut self, number: usize, ending: Ending) {
+        let Piece { request, first, count, place, .. } = self.pieces[number];
+        let is_right = |n: usize| {
+            // SAFETY: a buffer of a request that has not ended, and the server is through with it.
+            let bytes = unsafe { self.block_of(request, first + n).bytes() };
+            self.stripes.is_right(Place { row: place.row + n as u64, ..place }, bytes)
+        };
+        if ending == Ending::Done && (0..count).all(is_right) {
+            return self.end_piece(number, 0);
+        }
+        self.pieces[number].state = PieceState::Waiting;
+    }
+
+    fn end_piece(&mut self, number: usize, errno: i32) {
+        let piece = &mut self.pieces[number];
+        piece.state = PieceState::Free;
+        let Piece { request, count, place, .. } = *piece;
+        self.stripes.spans.release(place.span, 1);
+        self.free_pieces.push(number);
+        self.end_blocks(request, count, errno);
+    }
+
+    fn begin_rebuilds(&mut self) {
+        loop {
+            let is_waiting = |piece: &Piece| piece.state == PieceState::Waiting;
+            let Some(number) = self.pieces.iter().position(is_waiting) else { return };
+            let is_free = |rebuild: &Rebuild| rebuild.piece.is_none();
+            let Some(index) = self.rebuilds.iter().position(is_free) else { return };
+            let piece = &mut self.pieces[number];
+            piece.state = PieceState::Rebuilt;
+            let rebuild = &mut self.rebuilds[index];
+            (rebuild.piece, rebuild.done, rebuild.bad) = (Some(number), 0, 1 << piece.place.column);
+            self.begin_rows(index);
+        }
+    }
+
+    /// Reads what the next rows of a piece are computed from.
+    fn begin_rows(&mut self, index: usize) {
+        let rebuild = &mut self.rebuilds[index];
+        let number = rebuild.piece.expect("it has begun");
+        let piece = self.pieces[number];
+        let Place { span, column, .. } = piece.place;
+        let row = piece.place.row + rebuild.done as u64;
+        // The same columns for all of them.
+        let present = self.stripes.present(span, row);
+        let is_alike = |n: &u64| self.stripes.present(span, row + n) == present;
+        let most = ((piece.count - rebuild.done) as u64).min(REBUILD_ROWS);
+        let rows = 1 + (1..most).take_while(is_alike).count() as u64;
+        let Some(factors) = self.stripes.recipe(Place { span, row, column }, rows, rebuild.bad)
+        else {
+            rebuild.piece = None;
+            return self.end_piece(number, libc::EIO);
+        };
+        (rebuild.factors, rebuild.rows, rebuild.is_failed) = (factors, rows as usize, false);
+        let layout = *self.stripes.layout();
+        let used = (0..layout.columns()).filter(|column| factors[*column] > 0);
+        rebuild.left = used.clone().count();
+        for column in used {
+            let pages = &mut rebuild.pages[column * REBUILD_ROWS as usize * BLOCK_LEN..];
+            let buffer = NbdBuffer { ptr: pages.as_mut_ptr(), len: rows as usize * BLOCK_LEN };
+            let token = Errand::Rebuild(index, column).token();
+            let lane = &mut self.lanes[layout.server(span, column)];
+            // SAFETY: pages of the rebuild, which nobody uses until all columns are there; lanes are dropped first.
+            let pushed = unsafe {
+                lane.push(token, true, layout.offset(span, row), std::iter::once(buffer))
+            };
+            assert!(pushed, "a lane has room for all rebuilds");
+        }
+    }
+
+    fn column_read(&mut self, index: usize, column: usize, ending: Ending) {
+        let rebuild = &mut self.rebuilds[index];
+        rebuild.left -= 1;
+        if ending != Ending::Done {
+            (rebuild.is_failed, rebuild.bad) = (true, rebuild.bad | 1 << column);
+        }
+        if rebuild.left > 0 {
+            return;
+        }
+        if !rebuild.is_failed {
+            self.compute_rows(index);
+        }
+        let rebuild = &mut self.rebuilds[index];
+        let number = rebuild.piece.expect("it has begun");
+        if rebuild.done < self.pieces[number].count {
+            return self.begin_rows(index);
+        }
+        rebuild.piece = None;
+        self.end_piece(number, 0);
+    }
+
+    /// Computes rows of which all columns have come; one that is wrong is not used any more.
+    fn compute_rows(&mut self, index: usize) {
+        let rebuild = &mut self.rebuilds[index];
+        let number = rebuild.piece.expect("it has begun");
+        let piece = self.pieces[number];
+        let layout = *self.stripes.layout();
+        for n in 0..rebuild.rows {
+            let row = piece.place.row + (rebuild.done + n) as u64;
+            self.page.fill(0);
+            for (column, factor) in rebuild.factors.into_iter().enumerate().filter(|of| of.1 > 0) {
+                let from = (column * REBUILD_ROWS as usize + n) * BLOCK_LEN;
+                let bytes = &rebuild.pages[from..][..BLOCK_LEN];
+                if !self.stripes.is_right(Place { row, column, ..piece.place }, bytes) {
+                    rebuild.bad |= 1 << column;
+                    return;
+                }
+                add_times(&mut self.page, factor, bytes);
+            }
+            if !self.stripes.is_right(Place { row, ..piece.place }, &self.page) {
+                rebuild.bad |= wrong_parity(&rebuild.factors, &layout);
+                return;
+            }
+            let at = (piece.first + rebuild.done + n) * BLOCK_LEN;
+            if let Some(into) = self.buffers.from(piece.request, at).next() {
+                // SAFETY: a buffer of a read that has not ended; no server has it any more.
+                unsafe { into.copy_from(&self.page) };
+            }
+        }
+        rebuild.done += rebuild.rows;
+        let server = self.stripes.server(layout.server(piece.place.span, piece.place.column));
+        (0..rebuild.rows).for_each(|_| server.count(ServerEvent::Rebuild));
+    }
+
+    // Writes.
+
+    /// Servers that can be written to.
+    fn up(&mut self) -> Servers {
+        let ready = self
+            .lanes
+            .iter_mut()
+            .enumerate()
+            .filter_map(|(at, lane)| lane.is_ready().then_some(at));
+        ready.fold(0, |all, at| all | 1 << at)
+    }
+
+    fn begin_stripes(&mut self) {
+        loop {
+            let unbegun = |index: &usize| self.requests[*index].blocks - self.requests[*index].next;
+            let waiting: usize = self.writing.iter().map(unbegun).sum();
+            let blocks = if self.again.is_empty() { waiting } else { self.again.len() };
+            let Some(at) = self.writes.iter().position(|stripe| stripe.rows.is_none()) else {
+                return;
+            };
+            if blocks == 0 {
+                self.full_since = None;
+                return;
+            }
+            let up = self.up();
+            let bad = self.again.front().map_or(0, |block| block.bad);
+            let stripes = Arc::clone(&self.stripes);
+            let begin = |span| stripes.begin(span);
+            match stripes.spans.take_rows(self.purpose, blocks as u64, up & !bad, begin) {
+                Ok(rows) => {
+                    self.full_since = None;
+                    self.begin_stripe(at, rows);
+                }
+                Err(NoRows::Full) => {
+                    stripes.wake_mover();
+                    let since = *self.full_since.get_or_insert_with(Instant::now);
+                    if since.elapsed() < stripes.stall() {
+                        return;
+                    }
+                    self.fail_waiting(libc::ENOSPC);
+                }
+                Err(NoRows::Unreachable) => self.fail_waiting(libc::ENOTCONN),
+            }
+        }
+    }
+
+    /// Ends what waits for a stripe; what has failed before with its own error.
+    fn fail_waiting(&mut self, errno: i32) {
+        self.full_since = None;
+        if self.again.is_empty() {
+            while let Some(index) = self.writing.pop_front() {
+                let request = &mut self.requests[index];
+                (request.next, request.errno) = (request.blocks, errno);
+                self.end_if_over(index);
+            }
+        }
+        while let Some(block) = self.again.pop_front() {
+            self.end_blocks(block.request, 1, block.errno);
+        }
+    }
+
+    /// Takes as many blocks as rows have room for, and sends them.
+    fn begin_stripe(&mut self, at: usize, rows: Rows) {
+        let most = rows.count as usize * rows.columns.count_ones() as usize;
+        let mut blocks = std::mem::take(&mut self.writes[at].blocks);
+        if self.again.is_empty() {
+            self.take_waiting(&mut blocks, most);
+        } else {
+            let count = most.min(self.again.len());
+            blocks.extend(self.again.drain(..count));
+        }
+        let stripe = &mut self.writes[at];
+        stripe.blocks = blocks;
+        (stripe.rows, stripe.left, stripe.errno) = (Some(rows), 0, 0);
+        (stripe.bad, stripe.is_failed, stripe.is_late) = (0, false, false);
+        self.encode(at);
+        self.send(at);
+    }
+
+    fn take_waiting(&mut self, blocks: &mut Vec<StripeBlock>, most: usize) {
+        while blocks.len() < most
+            && let Some(index) = self.writing.front().copied()
+        {
+            let StripedRequest { offset, next, expected, blocks: count, .. } = self.requests[index];
+            let taken = (count - next).min(most - blocks.len());
+            for n in next..next + taken {
+                blocks.push(StripeBlock {
+                    block: offset / BLOCK + n as u64,
+                    request: index,
+                    from: self.block_of(index, n),
+                    sum: 0,
+                    stripes: 0,
+                    bad: 0,
+                    errno: 0,
+                    expected,
+                });
+            }
+            let request = &mut self.requests[index];
+            (request.next, request.left) = (next + taken, request.left + taken);
+            if request.next == count {
+                self.writing.pop_front();
+            }
+        }
+    }
+
+    /// Computes parity and sums.
+    fn encode(&mut self, at: usize) {
+        let Layout { data, parity, .. } = *self.stripes.layout();
+        let stripe = &mut self.writes[at];
+        let (columns, _) = stripe.columns();
+        let rows = stripe.rows.map_or(0, |rows| rows.count as usize);
+        let (first, second) = stripe.parity.split_at_mut(SPAN_ROWS as usize * BLOCK_LEN);
+        for row in 0..rows {
+            let range = row * BLOCK_LEN..(row + 1) * BLOCK_LEN;
+            let first = &mut first[range.clone()];
+            let mut second = (parity > 1).then(|| &mut second[range]);
+            first.fill(0);
+            if let Some(second) = &mut second {
+                second.fill(0);
+            }
+            for column in (0..data).rev() {
+                if let Some(second) = &mut second {
+                    double(second);
+                }
+                let nth = columns[..data].iter().position(|used| *used == column);
+                let block = nth.and_then(|nth| stripe.blocks.get_mut(nth * rows + row));
+                // Zeros are there by default: a column that is not used has its number nowhere, or no block.
+                let Some(block) = block else { continue };
+                // SAFETY: a buffer of a write that has not ended, which nobody changes.
+                let bytes = unsafe { block.from.bytes() };
+                block.sum = sum_of(bytes);
+                add(first, bytes);
+                if let Some(second) = &mut second {
+                    add(second, bytes);
+                }
+            }
+        }
+    }
+
+    fn send(&mut self, at: usize) {
+        let layout = *self.stripes.layout();
+        let stripe = &mut self.writes[at];
+        let Some(Rows { span, first, count, .. }) = stripe.rows else { return };
+        let offset = layout.offset(span, first);
+        let (columns, _) = stripe.columns();
+        for (column, blocks) in columns.into_iter().zip(stripe.blocks.chunks(count as usize)) {
+            let mut list = [NbdBuffer { ptr: std::ptr::null_mut(), len: 0 }; SPAN_ROWS as usize];
+            let mut used = 0;
+            for block in blocks {
+                let ptr = block.from.ptr();
+                let is_next =
+                    used > 0 && list[used - 1].ptr.wrapping_add(list[used - 1].len) == ptr;
+                if !is_next {
+                    list[used] = NbdBuffer { ptr, len: 0 };
+                    used += 1;
+                }
+                list[used - 1].len += BLOCK_LEN;
+            }
+            stripe.left += 1;
+            let lane = &mut self.lanes[layout.server(span, column)];
+            let token = Errand::Stripe(at, column).token();
+            // SAFETY: buffers of writes that have not ended.
+            let pushed = unsafe { lane.push(token, false, offset, list.into_iter().take(used)) };
+            assert!(pushed, "a lane has room for all stripes");
+        }
+        for column in layout.data..layout.columns() {
+            let from = (column - layout.data) * SPAN_ROWS as usize * BLOCK_LEN;
+            let ptr = stripe.parity[from..].as_mut_ptr();
+            let buffer = NbdBuffer { ptr, len: count as usize * BLOCK_LEN };
+            stripe.left += 1;
+            let lane = &mut self.lanes[layout.server(span, column)];
+            let token = Errand::Stripe(at, column).token();
+            // SAFETY: the stripe's own bytes, which nobody changes until it has ended; lanes are dropped first.
+            let pushed = unsafe { lane.push(token, false, offset, std::iter::once(buffer)) };
+            assert!(pushed, "a lane has room for all stripes");
+        }
+    }
+
+    fn column_written(&mut self, at: usize, column: usize, ending: Ending) {
+        let stripe = &mut self.writes[at];
+        let Some(rows) = stripe.rows else { return };
+        stripe.left -= 1;
+        let failed = match ending {
+            Ending::Done => None,
+            Ending::Failed(errno) => Some(errno),
+            Ending::Late => Some(libc::ECONNRESET),
+        };
+        stripe.is_late |= ending == Ending::Late;
+        if let Some(errno) = failed {
+            let server = self.stripes.layout().server(rows.span, column);
+            (stripe.is_failed, stripe.errno) = (true, errno);
+            stripe.bad |= 1 << server;
+        }
+        if stripe.left == 0 {
+            self.settle(at, rows);
+        }
+    }
+
+    /// All columns are through: the stripe counts, or it is abandoned.
+    fn settle(&mut self, at: usize, rows: Rows) {
+        let (columns, _) = self.writes[at].columns();
+        let Rows { span, first, count, .. } = rows;
+        let layout = *self.stripes.layout();
+        let used = self.writes[at].blocks.len().div_ceil(count as usize);
+        let mut written = columns[..used].iter().copied().chain(layout.data..layout.columns());
+        // A server that began anew after it had written.
+        let is_lost = written.any(|column| self.stripes.lacks(span, column, first, count));
+        let mut blocks = std::mem::take(&mut self.writes[at].blocks);
+        let Stripe { is_failed, is_late, bad, errno, .. } = self.writes[at];
+        if is_failed || is_lost {
+            if is_late {
+                self.stripes.spans.bar(span);
+            }
+            for mut block in blocks.drain(..) {
+                (block.stripes, block.bad) = (block.stripes + 1, block.bad | bad);
+                block.errno = if errno == 0 { libc::EIO } else { errno };
+                if block.stripes == STRIPES_MAX {
+                    self.end_blocks(block.request, 1, block.errno);
+                } else {
+                    self.again.push_back(block);
+                }
+            }
+        } else {
+            let spans = &self.stripes.spans;
+            for (row, column) in
+                (0..count).flat_map(|row| (0..layout.data).map(move |of| (row, of)))
+            {
+                let nth = columns[..used].iter().position(|used| *used == column);
+                let block = nth.and_then(|nth| blocks.get(nth * count as usize + row as usize));
+                let place = Place { span, row: first + row, column };
+                spans.record(place, block.map(|block| (block.block, block.sum)));
+            }
+            for (n, block) in blocks.drain(..).enumerate() {
+                let (column, row) = (columns[n / count as usize], (n % count as usize) as u64);
+                let place = Place { span, row: first + row, column };
+                self.stripes.spans.publish(block.block, place, block.expected);
+                self.end_blocks(block.request, 1, 0);
+            }
+        }
+        (self.writes[at].blocks, self.writes[at].rows) = (blocks, None);
+        self.stripes.spans.release(span, 1);
+    }
+
+    // Servers.
+
+    /// Sends what was pushed.
+    pub(crate) fn submit(&mut self) {
+        loop {
+            self.begin_rebuilds();
+            self.begin_reads();
+            self.begin_stripes();
+            for (at, lane) in self.lanes.iter_mut().enumerate() {
+                lane.submit();
+                lane.report(&mut |end| self.news.push((at, end)));
+            }
+            if self.news.is_empty() {
+                return;
+            }
+            while let Some((_, NbdEnd { token, ending, .. })) = self.news.pop() {
+                match Errand::of(token) {
+                    Errand::Piece(number) => self.piece_read(number, ending),
+                    Errand::Rebuild(index, column) => self.column_read(index, column, ending),
+                    Errand::Stripe(at, column) => self.column_written(at, column, ending),
+                }
+            }
+        }
+    }
+
+    /// Receives from the connections with a bit in `ready`, of those of `awaited`, and looks at the health of all.
+    pub(crate) fn look(&mut self, mut ready: u32) {
+        for lane in &mut self.lanes {
+            if lane.awaited().next().is_some() {
+                if ready & 1 == 1 {
+                    lane.pump();
+                }
+                ready >>= 1;
+            }
+            lane.check();
+        }
+        self.submit();
+    }
+
+    /// See [`SetQueue::look_every`].
+    pub(crate) fn look_every(&self) -> Option<Duration> {
+        let lanes = self.lanes.iter().filter_map(SetQueue::look_every);
+        lanes.chain(self.full_since.map(|_| FULL_PAUSE)).min()
+    }
+
+    /// The connections with requests under way.
+    pub(crate) fn awaited(&self) -> impl Iterator<Item = Awaited> {
+        self.lanes.iter().flat_map(SetQueue::awaited)
+    }
+
+    /// Waits for a server, no longer than the health of connections may wait.
+    pub(crate) fn wait_once(&mut self) -> io::Result<()> {
+        self.submit();
+        let mut awaited = [Awaited { fd: -1, write: false }; SERVERS_MAX];
+        let count = awaited.iter_mut().zip(self.awaited()).map(|(to, link)| *to = link).count();
+        if self.ended.is_empty() {
+            let timeout = self.look_every().unwrap_or(Duration::ZERO);
+            let ready = sys::wait(&awaited[..count], timeout)?;
+            self.look(ready);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for StripedQueue {
+    fn drop(&mut self) {
+        let start = Instant::now();
+        while self.count > 0 && start.elapsed() < self.stripes.stall() {
+            // A failure to wait shows in the time that passes.
+            let _ = self.wait_once();
+            self.report(&mut |_| ());
+        }
+        // The spans of what is still under way keep their references: they are never free again.
+    }
+}
+
+// The array of columns is as long as the longest row.
+const _: () = assert!(COLUMNS_MAX <= SERVERS_MAX && COLUMNS_MAX <= Servers::BITS as usize);

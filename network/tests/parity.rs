@@ -1,0 +1,379 @@
+//! Pages with parity: what is lost with a server is computed from the others.
+
+mod common;
+
+use common::{
+    Announced, Dice, PATIENCE, PATIENT, Page, Plan, QUICK, READ, TestServer, WRITE, client, mark,
+    push, run, striped, until_done,
+};
+use farheap_nbd::{Client, Ending, NbdEnd, NbdQueue, ServerAddress};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const PAGE: usize = 4096;
+
+fn content(place: u64, version: u64) -> Page {
+    let mut dice = Dice(place << 32 | version);
+    Page((0..PAGE / 8).flat_map(|_| dice.roll().to_ne_bytes()).collect())
+}
+
+fn servers(count: usize) -> (Vec<TestServer>, Vec<ServerAddress>) {
+    sized(count, Announced::default().size)
+}
+
+fn sized(count: usize, size: u64) -> (Vec<TestServer>, Vec<ServerAddress>) {
+    let start = |_| TestServer::start(Announced { size, ..Announced::default() });
+    let servers: Vec<_> = (0..count).map(start).collect();
+    let addresses = servers.iter().map(|server| server.address.clone()).collect();
+    (servers, addresses)
+}
+
+/// Runs requests of places together; returns their ends in order.
+fn run_all(queue: &mut NbdQueue, is_read: bool, places: &[u64], pages: &mut [Page]) -> Vec<Ending> {
+    let mut ends = vec![None; places.len()];
+    let start = Instant::now();
+    for (token, (place, page)) in places.iter().zip(pages).enumerate() {
+        push(queue, token as u64, is_read, place * PAGE as u64, page);
+    }
+    while ends.iter().any(Option::is_none) {
+        assert!(start.elapsed() < PATIENCE, "it hangs");
+        let mut done = |end: NbdEnd| {
+            assert!(ends[end.token as usize].replace(end.ending).is_none(), "reported twice");
+        };
+        queue.wait(Duration::from_millis(50), &mut done).expect("a wait");
+    }
+    ends.into_iter().flatten().collect()
+}
+
+fn write(queue: &mut NbdQueue, places: &[u64], version: u64) {
+    for places in places.chunks(16) {
+        let mut pages: Vec<Page> = places.iter().map(|place| content(*place, version)).collect();
+        let ends = run_all(queue, false, places, &mut pages);
+        assert!(ends.iter().all(|end| *end == Ending::Done), "{places:?}: {ends:?}");
+    }
+}
+
+/// Reads as often as the pager does: until the bytes come, which are right then.
+fn check(queue: &mut NbdQueue, places: &[u64], version: u64) {
+    let start = Instant::now();
+    let mut left = places.to_vec();
+    while !left.is_empty() {
+        assert!(start.elapsed() < PATIENCE, "{left:?} of version {version} do not come back");
+        let some: Vec<u64> = left.drain(..left.len().min(16)).collect();
+        let mut pages: Vec<Page> = some.iter().map(|_| Page::of(0x55, PAGE)).collect();
+        let ends = run_all(queue, true, &some, &mut pages);
+        for ((end, place), page) in ends.iter().zip(&some).zip(&pages) {
+            match end {
+                Ending::Done => {
+                    assert!(page.0 == content(*place, version).0, "place {place}, {version}");
+                }
+                _ => left.push(*place),
+            }
+        }
+    }
+}
+
+fn until(what: &str, client: &Client, is_so: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < PATIENCE, "{what}: {:?}", client.stats());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn places(count: u64) -> Vec<u64> {
+    // No neighbours.
+    (0..count).map(|n| n * 3).collect()
+}
+
+#[test]
+fn what_is_written_with_parity_is_read_in_whichever_parts() {
+    for (parity, count) in [(1, 3), (1, 5), (2, 4), (2, 6)] {
+        let (_servers, addresses) = servers(count);
+        let client = striped(&addresses, parity, PATIENT);
+        let mut queue = client.open_queue(8).expect("a queue");
+        let mut dice = Dice(count as u64);
+        let mut model = vec![0_u8; 2 << 20];
+        let blocks = (model.len() / PAGE) as u64;
+        for round in 0..200 {
+            let len = 1 + dice.below(64);
+            let first = dice.below(blocks - len);
+            let range = first as usize * PAGE..(first + len) as usize * PAGE;
+            let is_read = dice.below(2) == 0;
+            let fill = dice.roll() as u8;
+            let mut page = Page(model[range.clone()].to_vec());
+            if !is_read {
+                page.0.iter_mut().enumerate().for_each(|(n, byte)| *byte = fill ^ (n / 64) as u8);
+                model[range.clone()].copy_from_slice(&page.0);
+            } else {
+                page.0.fill(0x55);
+            }
+            let offset = first * PAGE as u64;
+            assert_eq!(run(&mut queue, is_read, offset, &mut page), Ending::Done, "round {round}");
+            assert!(page.0 == model[range.clone()], "round {round} of parity {parity} of {count}");
+            if round % 16 == 0 {
+                client.trim(offset, len * PAGE as u64).expect("no server is asked");
+                model[range].fill(0);
+            }
+        }
+        client.flush().expect("flushed");
+        assert_eq!(client.stats().iter().map(|server| server.rebuilt).sum::<u64>(), 0);
+    }
+}
+
+#[test]
+fn a_page_is_read_by_one_request() {
+    let (servers, addresses) = servers(6);
+    let client = striped(&addresses, 2, PATIENT);
+    let mut queue = client.open_queue(16).expect("a queue");
+    let places = places(64);
+    write(&mut queue, &places, 1);
+    let reads = Arc::new(AtomicU64::new(0));
+    for server in &servers {
+        let reads = Arc::clone(&reads);
+        server.control.plan(move |asked| {
+            let is_page = asked.command == READ && asked.offset > 0;
+            reads.fetch_add(u64::from(is_page), Ordering::SeqCst);
+            Plan::Answer
+        });
+    }
+    check(&mut queue, &places, 1);
+    assert_eq!(reads.load(Ordering::SeqCst), 64);
+}
+
+#[test]
+fn as_many_servers_may_die_as_there_is_parity_and_writes_go_on() {
+    for (parity, count) in [(1, 3), (2, 5)] {
+        let (servers, addresses) = servers(count);
+        let client = striped(&addresses, parity, QUICK);
+        mark(&client);
+        let mut queue = client.open_queue(16).expect("a queue");
+        let places = places(200);
+        write(&mut queue, &places, 1);
+        servers[..parity].iter().for_each(|server| server.control.kill(true));
+        check(&mut queue, &places, 1);
+        assert!(client.stats().iter().any(|server| server.rebuilt > 0), "{:?}", client.stats());
+        // What is written meanwhile survives the loss of others, once these are back.
+        write(&mut queue, &places[..100], 2);
+        servers[..parity].iter().for_each(|server| server.control.revive());
+        until("they are back", &client, || {
+            client.stats()[..parity].iter().all(|server| server.connections > 0)
+        });
+        check(&mut queue, &places[..100], 2);
+        servers[parity..2 * parity].iter().for_each(|server| server.control.kill(true));
+        check(&mut queue, &places[..100], 2);
+        check(&mut queue, &places[100..], 1);
+    }
+}
+
+#[test]
+fn a_page_of_too_many_dead_servers_is_an_error_until_they_return() {
+    let (servers, addresses) = servers(3);
+    let client = striped(&addresses, 1, QUICK);
+    mark(&client);
+    let mut queue = client.open_queue(16).expect("a queue");
+    let places = places(16);
+    write(&mut queue, &places, 1);
+    servers[1..].iter().for_each(|server| server.control.kill(true));
+    let mut pages: Vec<Page> = places.iter().map(|_| Page::of(0, PAGE)).collect();
+    let ends = run_all(&mut queue, true, &places, &mut pages);
+    for ((place, end), page) in places.iter().zip(&ends).zip(&pages) {
+        assert!(*end != Ending::Done || page.0 == content(*place, 1).0, "place {place}");
+    }
+    assert!(ends.iter().any(|end| matches!(end, Ending::Failed(_))), "{ends:?}");
+    let mut page = content(90, 1);
+    assert!(matches!(run(&mut queue, false, 90 * PAGE as u64, &mut page), Ending::Failed(_)));
+    servers.iter().for_each(|server| server.control.revive());
+    check(&mut queue, &places, 1);
+}
+
+#[test]
+fn a_stopped_server_holds_nobody_up_for_long_and_loses_nothing() {
+    let (servers, addresses) = servers(4);
+    let client = striped(&addresses, 1, QUICK);
+    let mut queue = client.open_queue(16).expect("a queue");
+    let places = places(60);
+    write(&mut queue, &places, 1);
+    servers[2].control.pause(true);
+    write(&mut queue, &places[..30], 2);
+    check(&mut queue, &places[..30], 2);
+    check(&mut queue, &places[30..], 1);
+    servers[2].control.pause(false);
+    write(&mut queue, &places[30..], 3);
+    check(&mut queue, &places[..30], 2);
+    check(&mut queue, &places[30..], 3);
+}
+
+#[test]
+fn a_write_that_comes_late_reaches_nothing_that_is_in_use() {
+    let (servers, addresses) = servers(3);
+    let client = striped(&addresses, 1, QUICK);
+    let mut queue = client.open_queue(16).expect("a queue");
+    let places = places(16);
+    write(&mut queue, &places, 1);
+    servers[0].control.plan(|asked| if asked.command == WRITE { Plan::Hold } else { Plan::Answer });
+    write(&mut queue, &places, 2);
+    servers[0].control.behave();
+    let barred = client.stats()[0].barred;
+    assert!(barred > 0, "{:?}", client.stats());
+    // As often as all rows are used again, those that are free again.
+    for version in 3..40 {
+        write(&mut queue, &places, version);
+    }
+    assert!(servers[0].control.carry_out_held() > 0);
+    check(&mut queue, &places, 39);
+    for other in &servers[1..] {
+        other.control.kill(true);
+        check(&mut queue, &places, 39);
+        other.control.revive();
+        until("it is back", &client, || {
+            client.stats().iter().all(|server| server.state == farheap_nbd::ServerState::Up)
+        });
+        check(&mut queue, &places, 39);
+    }
+    assert_eq!(client.stats()[0].barred, barred);
+}
+
+#[test]
+fn what_a_server_lost_that_began_anew_is_written_anew() {
+    let (servers, addresses) = servers(4);
+    let client = striped(&addresses, 1, QUICK);
+    mark(&client);
+    let mut queue = client.open_queue(16).expect("a queue");
+    let places = places(300);
+    write(&mut queue, &places, 1);
+    for lost in 0..2 {
+        let control = &servers[lost].control;
+        control.kill(true);
+        control.set_memory(vec![0; Announced::default().size as usize]);
+        control.revive();
+        // All pages have their parity again: the next server may go.
+        until("it is mended", &client, || {
+            let stats = client.stats();
+            stats[lost].copied > 0 && stats[lost].lacking == 0
+        });
+        check(&mut queue, &places, 1);
+    }
+    servers[2].control.kill(true);
+    check(&mut queue, &places, 1);
+}
+
+#[test]
+fn bytes_that_a_server_changes_are_computed_from_the_others() {
+    for (parity, count) in [(1, 3), (2, 4)] {
+        let (servers, addresses) = servers(count);
+        let client = striped(&addresses, parity, QUICK);
+        mark(&client);
+        let mut queue = client.open_queue(16).expect("a queue");
+        let places = places(100);
+        write(&mut queue, &places, 1);
+        let old = servers[..parity].iter().map(|server| server.control.memory());
+        let old: Vec<_> = old.collect();
+        write(&mut queue, &places, 2);
+        // They come back with what they had some time ago, and their marks.
+        for (server, memory) in servers.iter().zip(old) {
+            server.control.set_memory(memory);
+        }
+        check(&mut queue, &places, 2);
+        assert!(client.stats()[0].rebuilt > 0, "{:?}", client.stats());
+        // Not even a handler of signals sees others.
+        let mut page = Page::of(0, PAGE);
+        for place in &places {
+            common::read_now(&client, place * PAGE as u64, &mut page).expect("computed");
+            assert!(page.0 == content(*place, 2).0, "place {place}");
+        }
+    }
+}
+
+#[test]
+fn space_of_pages_that_were_written_again_is_used_again() {
+    let (_servers, addresses) = sized(3, 3 << 20);
+    let client = striped(&addresses, 1, PATIENT);
+    let mut queue = client.open_queue(16).expect("a queue");
+    let count = client.capacity() / PAGE as u64;
+    let all: Vec<u64> = (0..count).collect();
+    write(&mut queue, &all, 1);
+    let mut versions = vec![1; count as usize];
+    let mut dice = Dice(7);
+    for version in 2..300 {
+        let mut some = Vec::new();
+        for _ in 0..1 + dice.below(16) {
+            let place = dice.below(count);
+            if !some.contains(&place) {
+                some.push(place);
+            }
+        }
+        write(&mut queue, &some, version);
+        some.iter().for_each(|place| versions[*place as usize] = version);
+    }
+    for place in all {
+        check(&mut queue, &[place], versions[place as usize]);
+    }
+}
+
+#[test]
+fn threads_write_and_read_while_spans_are_emptied_and_servers_die() {
+    let (servers, addresses) = sized(4, 8 << 20);
+    let client = striped(&addresses, 1, QUICK);
+    mark(&client);
+    let threads = 3;
+    // Some spans are barred by writes that are lost with their connections.
+    let each = client.capacity() / PAGE as u64 / threads * 6 / 10;
+    std::thread::scope(|scope| {
+        for thread in 0..threads {
+            let client = &client;
+            scope.spawn(move || {
+                let mut queue = client.open_queue(16).expect("a queue");
+                let mut dice = Dice(thread);
+                let mut versions = vec![0; each as usize];
+                for version in 1..400 {
+                    let first = dice.below(each - 16);
+                    let places: Vec<u64> = (first..first + 16).map(|n| thread * each + n).collect();
+                    let mut pages: Vec<Page> =
+                        places.iter().map(|place| content(*place, version)).collect();
+                    let ends = run_all(&mut queue, false, &places, &mut pages);
+                    for (n, end) in (first..).zip(ends) {
+                        assert!(end != Ending::Late);
+                        // What failed is of either version, or of none.
+                        versions[n as usize] = if end == Ending::Done { version } else { 0 };
+                    }
+                    let at = dice.below(each);
+                    if versions[at as usize] > 0 {
+                        let place = thread * each + at;
+                        let mut page = Page::of(0, PAGE);
+                        until_done(&mut queue, true, place * PAGE as u64, &mut page);
+                        let version = versions[at as usize];
+                        assert!(page.0 == content(place, version).0, "{place}, {version}");
+                    }
+                }
+            });
+        }
+        for server in servers.iter().cycle().take(6) {
+            std::thread::sleep(Duration::from_millis(100));
+            server.control.kill(true);
+            std::thread::sleep(Duration::from_millis(50));
+            server.control.revive();
+        }
+    });
+}
+
+#[test]
+fn layouts_that_cannot_be_are_refused_with_the_reason() {
+    let (_servers, addresses) = servers(4);
+    for (count, parity, reason) in [
+        (2, 1, "2 servers are not 3 to 8"),
+        (3, 2, "3 servers are not 4 to 8"),
+        (4, 3, "parity of 3 servers is not 1 to 2"),
+        (4, 0, "parity of 0 servers is not 1 to 2"),
+    ] {
+        let refused = Client::connect_striped(&addresses[..count], parity, PATIENT);
+        let error = refused.expect_err("refused").to_string();
+        assert!(error.contains(reason), "{error}");
+    }
+    let twins = [&addresses[..2], &addresses[..1]].concat();
+    let error = Client::connect_striped(&twins, 1, PATIENT).expect_err("refused").to_string();
+    assert!(error.contains("is named twice"), "{error}");
+    // Four hold copies as before.
+    assert_eq!(client(&addresses, PATIENT).tenders(), 4);
+}
