@@ -7,13 +7,15 @@
 //! The server is nbdkit with a memory of 256 MiB on a Unix socket. The bare loop has one connection, sends a request with
 //! one call, and reads replies through a buffer of 256 KiB; it looks at nothing that it need not. Both sides take turns,
 //! five rounds of them, values are medians, and a ratio is the median of the rounds' own ratios. What is read is compared
-//! with what was written. Prints a table and writes `target/figures/network.csv`.
+//! with what was written. With parity there are six servers, of which two may be lost; what they are compared with is one
+//! more, and for reads the time within which 99 of a hundred end, one at a time. Prints a table and writes
+//! `target/figures/network.csv`.
 #![expect(unsafe_code, reason = "pushes buffers of its own")]
 
 #[path = "../tests/common/mod.rs"]
 mod common;
 
-use common::{Dice, Nbdkit, PATIENT, nbdkit};
+use common::{Dice, Nbdkit, PATIENT, nbdkit, striped};
 use farheap_nbd::{Ending, NbdBuffer, NbdEnd, ServerAddress, shake_hands};
 use std::fmt::Write as _;
 use std::io::{BufReader, Read, Write};
@@ -32,6 +34,7 @@ struct Row {
     baseline_value: f64,
     ratio: f64,
     goal: Option<f64>,
+    unit: &'static str,
 }
 
 fn median(mut values: Vec<f64>) -> f64 {
@@ -119,7 +122,10 @@ struct Ours {
 
 impl Ours {
     fn connect(addresses: &[ServerAddress]) -> Ours {
-        let client = common::client(addresses, PATIENT);
+        Ours::of(common::client(addresses, PATIENT))
+    }
+
+    fn of(client: farheap_nbd::Client) -> Ours {
         let queue = client.open_queue(64).expect("a queue");
         Ours { _client: client, queue }
     }
@@ -133,6 +139,44 @@ impl Ours {
         let pushed =
             unsafe { self.queue.push(token, is_read, place * LEN as u64, std::iter::once(buffer)) };
         assert!(pushed);
+    }
+
+    /// Gives all places their numbers.
+    fn fill(&mut self) {
+        let mut page = vec![0; LEN];
+        for place in 0..PLACES {
+            self.push(false, 0, place, &mut page);
+            let mut is_done = false;
+            while !is_done {
+                let mut done = |end: NbdEnd| is_done = end.ending == Ending::Done;
+                self.queue.wait(Duration::from_secs(1), &mut done).expect("a wait");
+            }
+        }
+    }
+
+    /// Microseconds within which 99 of a hundred reads end, one at a time.
+    fn p99(&mut self, count: u64) -> f64 {
+        let mut dice = Dice(count);
+        let mut page = vec![0; LEN];
+        let mut times = Vec::with_capacity(count as usize);
+        for _ in 0..count {
+            let place = dice.below(PLACES);
+            let start = Instant::now();
+            // As the pager reads: pages of 4 KiB.
+            let buffer = NbdBuffer { ptr: page.as_mut_ptr(), len: 4096 };
+            let buffers = std::iter::once(buffer);
+            // SAFETY: the page lives until the request has ended.
+            assert!(unsafe { self.queue.push(0, true, place * LEN as u64, buffers) });
+            let mut is_done = false;
+            while !is_done {
+                let mut done = |end: NbdEnd| is_done = end.ending == Ending::Done;
+                self.queue.wait(Duration::from_secs(1), &mut done).expect("a wait");
+            }
+            times.push(start.elapsed());
+            assert_eq!(page[..8], number_of(place));
+        }
+        times.sort_unstable();
+        times[times.len() * 99 / 100].as_secs_f64() * 1e6
     }
 
     fn run(&mut self, is_read: bool, depth: usize, count: u64) -> f64 {
@@ -167,6 +211,7 @@ impl Ours {
 }
 
 fn compare(
+    unit: &'static str,
     work: String,
     goal: Option<f64>,
     baseline: &'static str,
@@ -182,10 +227,11 @@ fn compare(
         baseline_value: median(rounds.iter().map(|round| round.1).collect()),
         ratio: median(rounds.iter().map(|round| round.0 / round.1).collect()),
         goal,
+        unit,
     };
     let goal = row.goal.map_or_else(String::new, |goal| format!("goal {goal:.2}"));
     println!(
-        "{:<32} {:>9.0}/s  {:<12} {:>9.0}/s  ratio {:.2} {goal}",
+        "{:<36} {:>9.0} {unit:<3}  {:<12} {:>9.0} {unit:<3}  ratio {:.2} {goal}",
         row.work, row.value, row.baseline, row.baseline_value, row.ratio
     );
     row
@@ -199,22 +245,13 @@ fn socket_of(server: &Nbdkit) -> String {
 fn main() {
     let is_test = std::env::args().any(|argument| argument == "--test");
     let count = if is_test { 300 } else { 40_000 };
-    let dirs = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
+    let dirs = [(); 7].map(|()| tempfile::tempdir().expect("a directory"));
     let servers: Vec<_> =
         dirs.iter().map_while(|dir| nbdkit(dir.path(), &[], &["memory", "256M"])).collect();
-    let [first, second] = &servers[..] else { return };
+    let [first, second, ..] = &servers[..] else { return };
     let mut bare = Bare::connect(Path::new(&socket_of(first)));
     let mut ours = Ours::connect(std::slice::from_ref(&first.address));
-    // All places have their numbers before anything is read.
-    let mut page = vec![0; LEN];
-    for place in 0..PLACES {
-        ours.push(false, 0, place, &mut page);
-        let mut is_done = false;
-        while !is_done {
-            let mut done = |end: NbdEnd| is_done = end.ending == Ending::Done;
-            ours.queue.wait(Duration::from_secs(1), &mut done).expect("a wait");
-        }
-    }
+    ours.fill();
     let mut rows = Vec::new();
     for is_read in [true, false] {
         let what = if is_read { "reads" } else { "writes" };
@@ -222,7 +259,9 @@ fn main() {
             let goal = (depth == 32).then_some(0.9);
             let work = format!("{what} of 16 KiB, {depth} at once");
             let ours = || ours.run(is_read, depth, count);
-            rows.push(compare(work, goal, "bare loop", ours, || bare.run(is_read, depth, count)));
+            rows.push(compare("1/s", work, goal, "bare loop", ours, || {
+                bare.run(is_read, depth, count)
+            }));
         }
     }
     let mut both = Ours::connect(&[first.address.clone(), second.address.clone()]);
@@ -230,12 +269,26 @@ fn main() {
     let one = Ours::connect(std::slice::from_ref(&first.address));
     let mut one = one;
     let work = "writes to two copies, 32 at once".to_owned();
-    rows.push(compare(work, Some(1.0 / 1.15), "one server", ours, || one.run(false, 32, count)));
+    let goal = Some(1.0 / 1.15);
+    rows.push(compare("1/s", work, goal, "one server", ours, || one.run(false, 32, count)));
+    // Not the one that is measured beside them: neither would find what it wrote.
+    let addresses: Vec<_> = servers[1..].iter().map(|server| server.address.clone()).collect();
+    let mut parity = Ours::of(striped(&addresses, 2, PATIENT));
+    parity.fill();
+    one.fill();
+    for depth in [1, 32] {
+        let work = format!("writes with parity 4+2, {depth} at once");
+        let ours = || parity.run(false, depth, count);
+        rows.push(compare("1/s", work, None, "one server", ours, || one.run(false, depth, count)));
+    }
+    let work = "reads of 4 KiB with parity 4+2, p99".to_owned();
+    let ours = || parity.p99(count);
+    rows.push(compare("us", work, Some(1.2), "one server", ours, || one.p99(count)));
     let mut text = "work,value,unit,baseline,baseline_value,ratio,goal\n".to_owned();
-    for Row { work, value, baseline, baseline_value, ratio, goal } in &rows {
+    for Row { work, value, baseline, baseline_value, ratio, goal, unit } in &rows {
         let (work, goal) =
             (work.replace(',', ";"), goal.map_or_else(String::new, |goal| format!("{goal:.4}")));
-        writeln!(text, "{work},{value:.4},1/s,{baseline},{baseline_value:.4},{ratio:.4},{goal}")
+        writeln!(text, "{work},{value:.4},{unit},{baseline},{baseline_value:.4},{ratio:.4},{goal}")
             .expect("a string takes any text");
     }
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace");
