@@ -415,12 +415,13 @@ fn print_server(text: &mut String, tier: &TierReport, server: &str) -> std::fmt:
     writeln!(
         text,
         "  {server:<10} {state}, half of the reads within {:.0} us, 95 % {:.0}, 99 % {:.0}, {} in flight, {} for others that were late, \
-         {} connections made, {} to be copied to it",
+         {} computed by others, {} connections made, {} to be copied to it",
         us("read_ns_p50"),
         us("read_ns_p95"),
         us("read_ns_p99"),
         value("in_flight"),
         value("hedges"),
+        value("rebuilt"),
         value("connections"),
         ByteCount(value("lacking_bytes")),
     )

@@ -177,7 +177,7 @@ const HEAP: [Row; 3] = [
 ];
 
 /// `ServerStats` of farheap.
-const SERVER: [Row; 11] = [
+const SERVER: [Row; 12] = [
     ("state", false, "0: up, 1: lost, 2: taken by another client, or empty."),
     ("reads", true, "Reads that the server answered."),
     ("writes", true, "Writes that the server answered."),
@@ -186,6 +186,7 @@ const SERVER: [Row; 11] = [
     ("breaks", true, "Connections that broke."),
     ("connections", true, "Connections that were made."),
     ("hedges", true, "Reads that the server had because another server was late."),
+    ("rebuilt", true, "Blocks of the server computed from those of others."),
     ("lacking_bytes", false, "Bytes that the server lacks and that other servers have."),
     ("copied_bytes", true, "Bytes copied to the server because it lacked them."),
     ("barred_bytes", false, "Bytes that are not used again because a late write may reach them."),

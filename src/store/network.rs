@@ -20,7 +20,7 @@ use crate::sys::signals::SignalsBlocked;
 use crate::sys::{self, EIO, messages, thread};
 use farheap_nbd::{
     Client, Ending, MARK_LEN, NbdBuffer, NbdEnd, NbdQueue, NbdTimes, NetworkError, ServerAddress,
-    ServerStats,
+    ServerList, ServerStats,
 };
 use std::ops::Range;
 use std::os::fd::RawFd;
@@ -33,10 +33,7 @@ use std::time::Duration;
 const STALLS_PER_DEADLINE: u32 = 6;
 /// The same of one that has copies: no more, for all writes wait for it.
 const STALL_MAX_COPIED: Duration = Duration::from_secs(1);
-/// Follows the addresses, and `?` or `&`, where pages are not to be encrypted.
-const PLAIN: &str = "encrypt=off";
-
-/// A store on one server, or the same on several.
+/// A store on one server, the same on several, or its parts with parity.
 #[derive(Debug)]
 pub(crate) struct NetworkStore {
     client: Client,
@@ -47,11 +44,7 @@ pub(crate) struct NetworkStore {
 
 /// Where pages are to be kept.
 #[derive(Debug)]
-pub(crate) struct NetworkPlace {
-    addresses: Vec<ServerAddress>,
-    text: String,
-    is_plain: bool,
-}
+pub(crate) struct NetworkPlace(ServerList);
 
 impl NetworkPlace {
     /// Reads the addresses in a device's name; `None`: it is a path.
@@ -60,17 +53,12 @@ impl NetworkPlace {
     /// [`Error::Device`] for an address that is none.
     pub(crate) fn of(device: &Path) -> Result<Option<NetworkPlace>> {
         let text = device.to_str().filter(|text| ServerAddress::is_address(text));
-        let Some(text) = text else { return Ok(None) };
-        let plain = text.strip_suffix(PLAIN).and_then(|text| text.strip_suffix(['?', '&']));
-        let (text, is_plain) = (plain.unwrap_or(text), plain.is_some());
-        let addresses = text.split(',').map(|address| address.trim().parse());
-        let addresses = addresses.collect::<std::result::Result<Vec<_>, _>>().map_err(unusable)?;
-        Ok(Some(NetworkPlace { addresses, text: text.to_owned(), is_plain }))
+        text.map(|text| text.parse().map(NetworkPlace).map_err(unusable)).transpose()
     }
 
     /// True if pages are to be encrypted on the way, because others may listen or read the server's memory.
     pub(crate) fn wants_encryption(&self) -> bool {
-        !self.is_plain && !self.addresses.iter().all(ServerAddress::is_local)
+        !self.0.is_plain && !self.0.addresses.iter().all(ServerAddress::is_local)
     }
 }
 
@@ -86,13 +74,18 @@ impl NetworkStore {
         overwrite: bool,
         deadline: Duration,
     ) -> Result<NetworkStore> {
-        let path = PathBuf::from(&place.text);
+        let ServerList { addresses, parity, text, .. } = place.0;
+        let path = PathBuf::from(&text);
         check_capacity(&path, capacity)?;
         let connect = deadline / STALLS_PER_DEADLINE;
-        let stall_max = if place.addresses.len() > 1 { STALL_MAX_COPIED } else { Duration::MAX };
+        let stall_max = if addresses.len() > 1 { STALL_MAX_COPIED } else { Duration::MAX };
         let times = NbdTimes { connect, stall: connect.min(stall_max) };
-        let client = Client::connect(&place.addresses, times).map_err(unusable)?;
-        for at in 0..place.addresses.len() {
+        let client = match parity {
+            0 => Client::connect(&addresses, times),
+            _ => Client::connect_striped(&addresses, parity, times),
+        }
+        .map_err(unusable)?;
+        for at in 0..client.tenders() {
             tend(&client, at)?;
         }
         let len = client.capacity();
@@ -101,14 +94,18 @@ impl NetworkStore {
             let what = format!("has {len} bytes, and {least} are needed; use less of it");
             return Err(refused(&path, what));
         }
-        let pages = pages_within(len, true, capacity.unwrap_or(ByteCount(len)));
+        // With parity the client leaves the ends of exports free.
+        let pages = match parity {
+            0 => pages_within(len, true, capacity.unwrap_or(ByteCount(len))),
+            _ => 0..capacity.map_or(len, |capacity| capacity.0),
+        };
         let own = OwnSignature { pages: pages.clone(), run: Some(sys::random_u64()?) };
-        for (at, address) in place.addresses.iter().enumerate() {
+        for (at, address) in addresses.iter().enumerate() {
             take(&client, at, overwrite, &own)
                 .map_err(|why| refused(Path::new(&address.to_string()), why))?;
         }
         client.set_mark(&mark(&own));
-        Ok(NetworkStore { client, pages, name: format!("server {}", place.text).into() })
+        Ok(NetworkStore { client, pages, name: format!("server {text}").into() })
     }
 
     fn failed(&self, op: &'static str, offset: u64, len: u64, errno: i32) -> Error {
@@ -139,7 +136,7 @@ fn take(
     own: &OwnSignature,
 ) -> std::result::Result<(), String> {
     let _ours = keep_local();
-    let len = client.capacity();
+    let len = client.export_len();
     let mut read = |into: &mut Buffer, offset: u64| {
         let count = into.len().min((len - offset) as usize);
         client
@@ -176,8 +173,9 @@ fn unusable(error: NetworkError) -> Error {
     refused(Path::new(&error.address), error.reason)
 }
 
-// SAFETY: a read is done when one server has sent all of its bytes; places that a late write may reach are not written
-// again by the client, which reports them as `LATE`. Whether servers keep what they took, checksums tell.
+// SAFETY: a read is done when one server has sent all of its bytes, or they were computed; places that a late write may
+// reach are not written again by the client, which reports them as `LATE`. Whether servers keep what they took, checksums
+// tell.
 unsafe impl Store for NetworkStore {
     fn capacity(&self) -> ByteCount {
         ByteCount(self.pages.end - self.pages.start)

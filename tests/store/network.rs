@@ -164,6 +164,29 @@ fn pages_outlive_one_of_two_servers_at_a_time() {
 }
 
 #[test]
+fn pages_with_parity_outlive_each_server() {
+    let servers = [server(), server(), server()];
+    let device = format!("{}&parity=1", plain(&servers));
+    let store = open(&device, ",deadline:6s").expect("a store");
+    // Of 64 MiB each two parts of three are pages, and an eighth stays free.
+    assert!(store.capacity() > ByteCount::mib(96), "{}", store.describe());
+    let Some((region, ptr, count)) = crowded(store) else { return };
+    for (round, server) in (0..).zip(&servers) {
+        exercise(ptr, count, round);
+        server.control.kill(true);
+        exercise(ptr, count, round + 10);
+        server.control.revive();
+    }
+    assert!(region.stats().poisoned == 0);
+    let counts: Vec<_> = region.servers().collect();
+    assert!(counts.len() == 3 && counts.iter().all(|server| server.writes > 0), "{counts:?}");
+    assert!(counts.iter().any(|server| server.rebuilt > 0), "{counts:?}");
+    drop(region);
+    let error = open(&format!("{}?parity=1", servers[0].address), "").expect_err("one").to_string();
+    assert!(error.contains("1 servers are not 3 to 8"), "{error}");
+}
+
+#[test]
 fn a_region_on_nbdkit_reads_what_it_wrote() {
     let dir = tempfile::tempdir().expect("a directory");
     let Some(server) = nbdkit(dir.path(), &[], &["memory", "64M"]) else { return };

@@ -2,7 +2,7 @@
 
 use super::{Check, Verdict};
 use farheap::ByteCount;
-use farheap_nbd::ServerAddress;
+use farheap_nbd::{ServerAddress, ServerList};
 use std::time::Duration;
 
 /// How long a server may take to answer.
@@ -12,8 +12,9 @@ const EXPORT_MIN: ByteCount = ByteCount::mib(2);
 
 /// Checks each server of a device's name.
 pub(super) fn checks(device: &str) -> Vec<Check> {
-    let plain = device.strip_suffix("encrypt=off").and_then(|text| text.strip_suffix(['?', '&']));
-    let addresses = plain.unwrap_or(device);
+    // Of a list that is wrong each address is judged: the check of the wrong one tells.
+    let list = device.parse::<ServerList>();
+    let addresses = list.as_ref().map_or(device, |list| list.text.as_str());
     addresses.split(',').flat_map(|address| server(address.trim())).collect()
 }
 
