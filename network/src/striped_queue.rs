@@ -769,11 +769,16 @@ impl StripedQueue {
         let (columns, _) = self.writes[at].columns();
         let Rows { span, first, count, .. } = rows;
         let layout = *self.stripes.layout();
-        let used = self.writes[at].blocks.len().div_ceil(count as usize);
-        let mut written = columns[..used].iter().copied().chain(layout.data..layout.columns());
-        // A server that began anew after it had written.
-        let is_lost = written.any(|column| self.stripes.lacks(span, column, first, count));
         let mut blocks = std::mem::take(&mut self.writes[at].blocks);
+        let used = blocks.len().div_ceil(count as usize);
+        let data = blocks.chunks(count as usize).map(|of| of.len() as u64);
+        let parity = (layout.data..layout.columns()).map(|column| (column, count));
+        // A server that began anew after it had written. (What it was not sent of the rows it may lack.)
+        let is_lost = columns
+            .into_iter()
+            .zip(data)
+            .chain(parity)
+            .any(|(column, rows)| self.stripes.lacks(span, column, first, rows));
         let Stripe { is_failed, is_late, bad, errno, .. } = self.writes[at];
         if is_failed || is_lost {
             if is_late {

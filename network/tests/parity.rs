@@ -359,6 +359,94 @@ fn threads_write_and_read_while_spans_are_emptied_and_servers_die() {
 }
 
 #[test]
+fn a_server_that_began_anew_is_written_to_at_once() {
+    let (servers, addresses) = servers(3);
+    let client = Client::connect_striped(&addresses, 1, QUICK).expect("connected");
+    // No mover: the span that is open lacks rows.
+    for at in 0..addresses.len() {
+        let tender = client.tender(at, Box::new(|text| println!("{text}")));
+        std::thread::spawn(move || tender.run());
+    }
+    mark(&client);
+    let mut queue = client.open_queue(16).expect("a queue");
+    write(&mut queue, &[0], 1);
+    for server in &servers {
+        let (control, lacking) = (&server.control, client.stats());
+        control.kill(true);
+        control.set_memory(vec![0; Announced::default().size as usize]);
+        control.revive();
+        check(&mut queue, &[0], 1);
+        until("it is back", &client, || {
+            client.stats().iter().zip(&lacking).any(|(now, old)| now.lacking > old.lacking)
+        });
+        // Two columns, of which one is shorter.
+        for version in 2..5 {
+            write(&mut queue, &[2, 4, 6], version);
+            check(&mut queue, &[2, 4, 6], version);
+        }
+        write(&mut queue, &[0], 1);
+    }
+}
+
+#[test]
+fn what_more_servers_lost_than_there_is_parity_is_an_error_not_zeros() {
+    for (parity, count) in [(1, 3), (2, 5)] {
+        let (servers, addresses) = servers(count);
+        let client = striped(&addresses, parity, QUICK);
+        mark(&client);
+        let mut queue = client.open_queue(16).expect("a queue");
+        let places = places(100);
+        write(&mut queue, &places, 1);
+        for server in &servers[..=parity] {
+            server.control.kill(true);
+            server.control.set_memory(vec![0; Announced::default().size as usize]);
+        }
+        servers[..=parity].iter().for_each(|server| server.control.revive());
+        let mut lost = 0;
+        let start = Instant::now();
+        // They are back one after the other, and what is not lost is moved.
+        while lost == 0
+            || client.stats().iter().filter(|server| server.connections > 0).count() <= parity
+        {
+            assert!(start.elapsed() < PATIENCE, "{:?}", client.stats());
+            for place in &places {
+                let mut page = Page::of(0, PAGE);
+                let end = run(&mut queue, true, place * PAGE as u64, &mut page);
+                let is_right = page.0 == content(*place, 1).0;
+                assert!(is_right || end != Ending::Done, "place {place}");
+                let now = common::read_now(&client, place * PAGE as u64, &mut page);
+                assert!(page.0 == content(*place, 1).0 || now.is_err(), "place {place}");
+                lost += u64::from(end != Ending::Done);
+            }
+        }
+        // What is written from now on is there.
+        write(&mut queue, &places, 2);
+        check(&mut queue, &places, 2);
+    }
+}
+
+#[test]
+fn an_export_that_another_client_took_is_neither_read_nor_written() {
+    let (servers, addresses) = servers(4);
+    let client = striped(&addresses, 1, QUICK);
+    mark(&client);
+    let mut queue = client.open_queue(16).expect("a queue");
+    let places = places(100);
+    write(&mut queue, &places, 1);
+    let others: Vec<u8> = (0..Announced::default().size).map(|at| (at / 512) as u8 | 1).collect();
+    servers[1].control.kill(true);
+    servers[1].control.set_memory(others.clone());
+    servers[1].control.revive();
+    for version in 2..12 {
+        check(&mut queue, &places, version - 1);
+        write(&mut queue, &places, version);
+    }
+    until("it is seen", &client, || client.stats()[1].state == farheap_nbd::ServerState::Taken);
+    check(&mut queue, &places, 11);
+    assert!(servers[1].control.memory() == others, "it was written to");
+}
+
+#[test]
 fn layouts_that_cannot_be_are_refused_with_the_reason() {
     let (_servers, addresses) = servers(4);
     for (count, parity, reason) in [
