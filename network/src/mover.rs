@@ -14,7 +14,7 @@
 
 use crate::blocks::BLOCK;
 use crate::queue::{Ending, NbdBuffer, NbdEnd};
-use crate::spans::{Place, RowsFor, SPAN_ROWS};
+use crate::spans::{MOVER_SPANS, Place, RowsFor, SPAN_ROWS};
 use crate::striped_queue::StripedQueue;
 use crate::stripes::Stripes;
 use std::io;
@@ -81,7 +81,8 @@ impl Mover {
         let fullness = |span| Some((spans.references(span)?, span));
         let closed = (0..self.stripes.layout().spans).filter(is_closed).filter_map(fullness);
         let Some(emptiest) = closed.filter(|span| Some(*span) > stuck).min() else { return false };
-        if u64::from(emptiest.0) >= SPAN_ROWS * self.stripes.layout().data as u64 {
+        // Full, or fuller than others can be while servers are away: that would take more than it gives.
+        if u64::from(emptiest.0) >= self.queue.room() {
             return false;
         }
         let has_moved = self.empty(emptiest.1) > 0;
@@ -122,7 +123,8 @@ impl Mover {
         false
     }
 
-    /// Writes the blocks of a span anew; returns how many.
+    /// Writes the blocks of a span anew; returns how many. Of the last free spans none is taken for a span that would
+    /// not be free afterwards, or that needs more than one: nothing could make room for others then.
     fn empty(&mut self, span: u64) -> u64 {
         let stripes = Arc::clone(&self.stripes);
         if !stripes.spans.hold(span) {
@@ -131,11 +133,17 @@ impl Mover {
         self.living.clear();
         self.living.extend(stripes.spans.living(span));
         let all = 0..self.living.len();
-        self.run_all(all.clone(), true);
-        let failed = self.ends.iter().filter(|end| end.ending != Ending::Done);
-        let failed: Vec<u64> = failed.map(|end| end.token).collect();
-        self.run_all(all.filter(|n| !failed.contains(&(*n as u64))), false);
-        let moved = self.ends.iter().filter(|end| end.ending == Ending::Done).count();
+        let is_last = || stripes.spans.free() <= MOVER_SPANS;
+        let mut moved = 0;
+        if all.len() as u64 <= self.queue.room() || !is_last() {
+            self.run_all(all.clone(), true);
+            let failed = self.ends.iter().filter(|end| end.ending != Ending::Done);
+            let failed: Vec<u64> = failed.map(|end| end.token).collect();
+            if failed.is_empty() || !is_last() {
+                self.run_all(all.filter(|n| !failed.contains(&(*n as u64))), false);
+                moved = self.ends.iter().filter(|end| end.ending == Ending::Done).count();
+            }
+        }
         stripes.spans.release(span, 1);
         moved as u64
     }

@@ -43,7 +43,7 @@ const SPANS_PER_SPARE: u64 = 8;
 /// And so many: two are open, two are the mover's.
 const SPARE_MIN: u64 = 4;
 /// Free spans that only the mover takes: it needs one to make room for more.
-const MOVER_SPANS: u64 = 2;
+pub(crate) const MOVER_SPANS: u64 = 2;
 /// Bit of a span's references: it is never free again.
 const BARRED: u32 = 1 << 31;
 
@@ -113,6 +113,13 @@ impl Layout {
         let has_parity = (self.data..self.columns()).all(|column| is_up(&column));
         let data = (0..self.data).filter(is_up).fold(0, |all, column| all | 1 << column);
         if has_parity { data } else { 0 }
+    }
+
+    /// Blocks for which a span has room while those servers are up.
+    pub(crate) fn room(&self, up: Servers) -> u64 {
+        let columns = |span| self.usable(span, up).count_ones();
+        let most = (0..self.columns() as u64).map(columns).max().unwrap_or(0);
+        SPAN_ROWS * u64::from(most)
     }
 }
 

@@ -578,6 +578,12 @@ impl StripedQueue {
         ready.fold(0, |all, at| all | 1 << at)
     }
 
+    /// Blocks for which a span has room that is written now; 0: none can be.
+    pub(crate) fn room(&mut self) -> u64 {
+        let up = self.up();
+        self.stripes.layout().room(up)
+    }
+
     fn begin_stripes(&mut self) {
         loop {
             let unbegun = |index: &usize| self.requests[*index].blocks - self.requests[*index].next;

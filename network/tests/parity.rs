@@ -359,6 +359,44 @@ fn threads_write_and_read_while_spans_are_emptied_and_servers_die() {
 }
 
 #[test]
+fn space_that_ran_out_without_a_server_is_there_again_when_it_returns() {
+    let (servers, addresses) = sized(3, 3 << 20);
+    let client = striped(&addresses, 1, QUICK);
+    mark(&client);
+    let mut queue = client.open_queue(16).expect("a queue");
+    let all: Vec<u64> = (0..client.capacity() / PAGE as u64).collect();
+    write(&mut queue, &all, 1);
+    servers[0].control.kill(true);
+    let mut versions = vec![1; all.len()];
+    let mut dice = Dice(5);
+    // A row has room for one page instead of two.
+    let (mut has_room, mut version) = (true, 1);
+    while has_room {
+        version += 1;
+        let first = dice.below(all.len() as u64 - 16);
+        let places: Vec<u64> = (first..first + 16).collect();
+        let mut pages: Vec<Page> = places.iter().map(|place| content(*place, version)).collect();
+        for (place, end) in places.iter().zip(run_all(&mut queue, false, &places, &mut pages)) {
+            has_room &= end == Ending::Done;
+            // What failed is as it was.
+            if end == Ending::Done {
+                versions[*place as usize] = version;
+            }
+        }
+    }
+    servers[0].control.revive();
+    for place in &all {
+        let version = versions[*place as usize] + 1;
+        let mut page = content(*place, version);
+        until_done(&mut queue, false, place * PAGE as u64, &mut page);
+        versions[*place as usize] = version;
+    }
+    for place in all {
+        check(&mut queue, &[place], versions[place as usize]);
+    }
+}
+
+#[test]
 fn a_server_that_began_anew_is_written_to_at_once() {
     let (servers, addresses) = servers(3);
     let client = Client::connect_striped(&addresses, 1, QUICK).expect("connected");
