@@ -4,10 +4,11 @@
 
 use crate::address::{NetworkError, ServerAddress};
 use crate::blocks::BLOCK;
+use crate::ends::SERVERS_MAX;
 use crate::handshake::Export;
 use crate::link::FlightEnd;
-use crate::mover::Mover;
-use crate::queue::{NbdQueue, SERVERS_MAX};
+use crate::mover::SpanMover;
+use crate::queue::NbdQueue;
 use crate::server::{NbdServer, ServerStats, Tell};
 use crate::set_queue::SetQueue;
 use crate::shared::{COPY_LEN, NbdTimes, ServerSet};
@@ -62,7 +63,7 @@ pub struct Tender {
 enum TenderTask {
     /// A server of a set.
     Server(Arc<ServerSet>, usize),
-    /// What no server does alone.
+    /// All servers together.
     Stripes(Arc<Stripes>),
 }
 
@@ -78,7 +79,7 @@ impl Tender {
     pub fn run(self) {
         match self.task {
             TenderTask::Server(set, at) => tend(&set, at, &self.tell),
-            TenderTask::Stripes(stripes) => match Mover::new(stripes) {
+            TenderTask::Stripes(stripes) => match SpanMover::new(stripes) {
                 Ok(mover) => mover.run(),
                 Err(error) => (self.tell)(format_args!("no page moves between servers: {error}")),
             },

@@ -25,6 +25,7 @@ mod address;
 mod blocks;
 mod client;
 mod copying;
+mod ends;
 mod handshake;
 #[cfg(all(test, not(loom)))]
 mod hostile;
@@ -39,6 +40,7 @@ mod set_queue;
 mod shared;
 mod spans;
 mod stream;
+mod striped_parts;
 mod striped_queue;
 mod stripes;
 mod sync;
@@ -48,7 +50,8 @@ pub mod wire;
 
 pub use address::{NetworkError, ServerAddress, ServerList};
 pub use client::{Client, Tender};
+pub use ends::{Ending, NbdBuffer, NbdEnd, SERVERS_MAX};
 pub use handshake::{Export, shake_hands};
-pub use queue::{Ending, NbdBuffer, NbdEnd, NbdQueue, SERVERS_MAX};
+pub use queue::NbdQueue;
 pub use server::{MARK_LEN, ServerState, ServerStats, Tell};
 pub use shared::NbdTimes;

@@ -13,8 +13,8 @@
 #![expect(unsafe_code, reason = "lends pages of its own to its queue")]
 
 use crate::blocks::BLOCK;
-use crate::queue::{Ending, NbdBuffer, NbdEnd};
-use crate::spans::{MOVER_SPANS, Place, RowsFor, SPAN_ROWS};
+use crate::ends::{Ending, NbdBuffer, NbdEnd};
+use crate::spans::{MOVER_SPANS, RowPlace, RowsFor, SPAN_ROWS};
 use crate::striped_queue::StripedQueue;
 use crate::stripes::Stripes;
 use std::io;
@@ -23,25 +23,25 @@ use std::time::{Duration, Instant};
 
 /// How often it looks for work.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// Free spans that it makes room for: so many, and one of a number of all.
+/// Free spans that it makes room for: this number, and one of a number of all.
 const FREE_MIN: u64 = 4;
 const SPANS_PER_FREE: u64 = 64;
 
 /// Runs on a thread of its own.
-pub(crate) struct Mover {
+pub(crate) struct SpanMover {
     stripes: Arc<Stripes>,
     queue: StripedQueue,
     pages: Box<[u8]>,
-    living: Vec<(u64, Place)>,
+    living: Vec<(u64, RowPlace)>,
     ends: Vec<NbdEnd>,
     /// The span that could not be emptied, by its references: fuller ones are tried.
     stuck: Option<(u32, u64)>,
 }
 
-impl Mover {
-    pub(crate) fn new(stripes: Arc<Stripes>) -> io::Result<Mover> {
+impl SpanMover {
+    pub(crate) fn new(stripes: Arc<Stripes>) -> io::Result<SpanMover> {
         let blocks = SPAN_ROWS as usize * stripes.layout().data;
-        Ok(Mover {
+        Ok(SpanMover {
             queue: StripedQueue::new(Arc::clone(&stripes), RowsFor::Mover, blocks)?,
             pages: vec![0; blocks * BLOCK as usize].into(),
             living: Vec::with_capacity(blocks),

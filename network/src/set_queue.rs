@@ -31,8 +31,8 @@
 
 #![expect(unsafe_code, reason = "takes the buffers of requests")]
 
+use crate::ends::{Ending, NbdBuffer, NbdEnd, SERVERS_MAX};
 use crate::link::{BUFFERS_MAX, BufferTable, FlightEnd, Link};
-use crate::queue::{Ending, NbdBuffer, NbdEnd, SERVERS_MAX};
 use crate::seat::Seat;
 use crate::server::{NbdServer, ServerEvent};
 use crate::shared::ServerSet;

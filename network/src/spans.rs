@@ -40,7 +40,7 @@ const MARGIN_SMALL: u64 = 64 << 10;
 const LARGE_MIN: u64 = 64 << 20;
 /// One of this number of spans is more than blocks can fill.
 const SPANS_PER_SPARE: u64 = 8;
-/// And so many: two are open, two are the mover's.
+/// And this number: two are open, two are the mover's.
 const SPARE_MIN: u64 = 4;
 /// Free spans that only the mover takes: it needs one to make room for more.
 pub(crate) const MOVER_SPANS: u64 = 2;
@@ -48,20 +48,20 @@ pub(crate) const MOVER_SPANS: u64 = 2;
 const BARRED: u32 = 1 << 31;
 
 /// A set of servers, as bits.
-pub(crate) type Servers = u8;
+pub(crate) type ServerMask = u8;
 
 /// Numbers of a layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
-    pub(crate) data: usize,
-    pub(crate) parity: usize,
-    pub(crate) spans: u64,
+    pub(super) data: usize,
+    pub(super) parity: usize,
+    pub(super) spans: u64,
     base: u64,
 }
 
 /// Place of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct RowPlace {
     pub(crate) span: u64,
     pub(crate) row: u64,
     pub(crate) column: usize,
@@ -96,19 +96,19 @@ impl Layout {
         self.base + (span * SPAN_ROWS + row) * BLOCK
     }
 
-    fn number(&self, place: Place) -> u32 {
+    fn number(&self, place: RowPlace) -> u32 {
         let row = place.span * SPAN_ROWS + place.row;
         (row * self.data as u64) as u32 + place.column as u32 + 1
     }
 
-    fn place(&self, number: u32) -> Option<Place> {
+    fn place(&self, number: u32) -> Option<RowPlace> {
         let number = u64::from(number.checked_sub(1)?);
         let (row, column) = (number / self.data as u64, number % self.data as u64);
-        Some(Place { span: row / SPAN_ROWS, row: row % SPAN_ROWS, column: column as usize })
+        Some(RowPlace { span: row / SPAN_ROWS, row: row % SPAN_ROWS, column: column as usize })
     }
 
     /// Data columns of a span whose servers are in `up`, if those of its parity are, and there is one.
-    fn usable(&self, span: u64, up: Servers) -> Servers {
+    fn usable(&self, span: u64, up: ServerMask) -> ServerMask {
         let is_up = |column: &usize| up >> self.server(span, *column) & 1 == 1;
         let has_parity = (self.data..self.columns()).all(|column| is_up(&column));
         let data = (0..self.data).filter(is_up).fold(0, |all, column| all | 1 << column);
@@ -116,7 +116,7 @@ impl Layout {
     }
 
     /// Blocks for which a span has room while those servers are up.
-    pub(crate) fn room(&self, up: Servers) -> u64 {
+    pub(crate) fn room(&self, up: ServerMask) -> u64 {
         let columns = |span| self.usable(span, up).count_ones();
         let most = (0..self.columns() as u64).map(columns).max().unwrap_or(0);
         SPAN_ROWS * u64::from(most)
@@ -130,7 +130,7 @@ pub(crate) struct Rows {
     pub(crate) first: u64,
     pub(crate) count: u64,
     /// Data columns that may be written.
-    pub(crate) columns: Servers,
+    pub(crate) columns: ServerMask,
 }
 
 /// Why there are no rows.
@@ -212,7 +212,7 @@ impl Spans {
         &self,
         purpose: RowsFor,
         blocks: u64,
-        up: Servers,
+        up: ServerMask,
         begin: impl Fn(u64),
     ) -> Result<Rows, NoRows> {
         let classes = 0..self.layout.columns() as u64;
@@ -242,7 +242,7 @@ impl Spans {
     }
 
     /// Takes the first free span that can be written, with one reference. The lock of open spans is held.
-    fn take_free(&self, purpose: RowsFor, up: Servers) -> Option<u64> {
+    fn take_free(&self, purpose: RowsFor, up: ServerMask) -> Option<u64> {
         if purpose == RowsFor::User && self.free.count() <= MOVER_SPANS {
             return None;
         }
@@ -324,7 +324,7 @@ impl Spans {
     // Blocks.
 
     /// The place of a block, with a reference to its span.
-    pub(crate) fn pin(&self, block: u64) -> Option<Place> {
+    pub(crate) fn pin(&self, block: u64) -> Option<RowPlace> {
         let number = &self.places[block as usize];
         loop {
             let before = number.load(Ordering::SeqCst);
@@ -340,26 +340,26 @@ impl Spans {
     }
 
     /// True if the block is at this place, to whose span the caller has a reference.
-    pub(crate) fn is_at(&self, block: u64, place: Place) -> bool {
+    pub(crate) fn is_at(&self, block: u64, place: RowPlace) -> bool {
         self.places[block as usize].load(Ordering::SeqCst) == self.layout.number(place)
     }
 
-    fn index(&self, place: Place) -> usize {
+    fn index(&self, place: RowPlace) -> usize {
         self.layout.number(place) as usize - 1
     }
 
     /// The block that was written to a place.
-    pub(crate) fn owner(&self, place: Place) -> Option<u64> {
+    pub(crate) fn owner(&self, place: RowPlace) -> Option<u64> {
         let owner = self.owners[self.index(place)].load(Ordering::SeqCst);
         owner.checked_sub(1).map(u64::from)
     }
 
-    pub(crate) fn sum(&self, place: Place) -> u32 {
+    pub(crate) fn sum(&self, place: RowPlace) -> u32 {
         self.sums[self.index(place)].load(Ordering::SeqCst)
     }
 
     /// Records what was written to a place of a row that no block is published of.
-    pub(crate) fn record(&self, place: Place, written: Option<(u64, u32)>) {
+    pub(crate) fn record(&self, place: RowPlace, written: Option<(u64, u32)>) {
         let index = self.index(place);
         let (owner, sum) = written.map_or((0, 0), |(block, sum)| (block as u32 + 1, sum));
         self.owners[index].store(owner, Ordering::SeqCst);
@@ -367,7 +367,7 @@ impl Spans {
     }
 
     /// Makes a place the block's, if it is still where it is expected to be; the caller holds the span.
-    pub(crate) fn publish(&self, block: u64, place: Place, expected: Option<Place>) {
+    pub(crate) fn publish(&self, block: u64, place: RowPlace, expected: Option<RowPlace>) {
         self.references[place.span as usize].fetch_add(1, Ordering::SeqCst);
         let (number, new) = (&self.places[block as usize], self.layout.number(place));
         let old = match expected.map(|expected| self.layout.number(expected)) {
@@ -395,11 +395,11 @@ impl Spans {
     }
 
     /// Places of a span whose blocks live there, to which the caller has a reference.
-    pub(crate) fn living(&self, span: u64) -> impl Iterator<Item = (u64, Place)> {
+    pub(crate) fn living(&self, span: u64) -> impl Iterator<Item = (u64, RowPlace)> {
         let rows =
             (0..SPAN_ROWS).flat_map(|row| (0..self.layout.data).map(move |column| (row, column)));
         rows.filter_map(move |(row, column)| {
-            let place = Place { span, row, column };
+            let place = RowPlace { span, row, column };
             let block = self.owner(place)?;
             self.is_at(block, place).then_some((block, place))
         })
@@ -410,13 +410,13 @@ impl Spans {
 mod tests {
     use super::*;
 
-    const ALL: Servers = u8::MAX;
+    const ALL: ServerMask = u8::MAX;
 
     fn spans(data: usize, parity: usize, count: u64) -> Spans {
         Spans::new(Layout::new(data, parity, 2 * MARGIN_SMALL + count * SPAN_ROWS * BLOCK))
     }
 
-    fn take(spans: &Spans, blocks: u64, up: Servers) -> Result<Rows, NoRows> {
+    fn take(spans: &Spans, blocks: u64, up: ServerMask) -> Result<Rows, NoRows> {
         spans.take_rows(RowsFor::User, blocks, up, |_| ())
     }
 
@@ -424,7 +424,7 @@ mod tests {
     fn write(spans: &Spans, blocks: std::ops::Range<u64>) -> Rows {
         let rows = take(spans, blocks.end - blocks.start, ALL).expect("room");
         for (n, block) in (0..).zip(blocks) {
-            let place = Place {
+            let place = RowPlace {
                 span: rows.span,
                 row: rows.first + n % rows.count,
                 column: (n / rows.count) as usize,
@@ -442,7 +442,7 @@ mod tests {
         let mut numbers = std::collections::BTreeSet::new();
         for (span, row) in (0..16).flat_map(|span| (0..SPAN_ROWS).map(move |row| (span, row))) {
             for column in 0..3 {
-                let place = Place { span, row, column };
+                let place = RowPlace { span, row, column };
                 assert!(numbers.insert(layout.number(place)));
                 assert_eq!(layout.place(layout.number(place)), Some(place));
             }
@@ -517,7 +517,7 @@ mod tests {
         let old = spans.pin(0).expect("there");
         write(&spans, 0..1);
         let (new, rows) = (spans.pin(0).expect("there"), take(&spans, 1, ALL).expect("room"));
-        let moved = Place { span: rows.span, row: rows.first, column: 0 };
+        let moved = RowPlace { span: rows.span, row: rows.first, column: 0 };
         spans.publish(0, moved, Some(old));
         assert!(spans.is_at(0, new));
         spans.publish(0, moved, Some(new));
@@ -555,8 +555,8 @@ mod models {
             self.spans.take_rows(RowsFor::Mover, 1, u8::MAX, |_| ()).expect("room")
         }
 
-        fn publish(&self, rows: Rows, block: u64, version: u64, expected: Option<Place>) {
-            let place = Place { span: rows.span, row: rows.first, column: 0 };
+        fn publish(&self, rows: Rows, block: u64, version: u64, expected: Option<RowPlace>) {
+            let place = RowPlace { span: rows.span, row: rows.first, column: 0 };
             self.content[rows.span as usize].store(version, SeqCst);
             self.spans.record(place, Some((block, version as u32)));
             self.spans.publish(block, place, expected);
@@ -590,7 +590,7 @@ mod models {
             let (mine, its) = (world.take(), world.take());
             let other = Arc::clone(&world);
             let writer = thread::spawn(move || other.publish(its, 0, 2, None));
-            let place = Place { span: 0, row: 0, column: 0 };
+            let place = RowPlace { span: 0, row: 0, column: 0 };
             if world.spans.hold(0) {
                 if world.spans.is_at(0, place) {
                     let version = world.content[0].load(SeqCst);

@@ -32,12 +32,16 @@
 #![expect(unsafe_code, reason = "takes the buffers of requests")]
 
 use crate::blocks::BLOCK;
+use crate::ends::{Ending, NbdBuffer, NbdEnd, SERVERS_MAX};
 use crate::link::{BUFFERS_MAX, BufferTable};
 use crate::parity::{COLUMNS_MAX, add, add_times, double, sum_of};
-use crate::queue::{Ending, NbdBuffer, NbdEnd, SERVERS_MAX};
 use crate::server::ServerEvent;
 use crate::set_queue::SetQueue;
-use crate::spans::{Layout, NoRows, Place, Rows, RowsFor, SPAN_ROWS, Servers};
+use crate::spans::{Layout, NoRows, RowPlace, Rows, RowsFor, SPAN_ROWS, ServerMask};
+use crate::striped_parts::{
+    Errand, PieceState, ReadPiece, Rebuild, Stripe, StripeBlock, StripedReads, StripedRequest,
+    StripedRequests, StripedWrites,
+};
 use crate::stripes::{Stripes, wrong_parity};
 use crate::sys::{self, Awaited, IoSlice};
 use std::collections::VecDeque;
@@ -59,129 +63,6 @@ const STRIPES_MAX: u8 = 8;
 const FULL_PAUSE: Duration = Duration::from_millis(1);
 const BLOCK_LEN: usize = BLOCK as usize;
 
-/// What a request to a server is for, as its token.
-///
-/// 63..16 number | 15..8 column | 7..0 kind
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Errand {
-    Piece(usize),
-    Stripe(usize, usize),
-    Rebuild(usize, usize),
-}
-
-impl Errand {
-    fn token(self) -> u64 {
-        let (kind, number, column) = match self {
-            Errand::Piece(number) => (0, number, 0),
-            Errand::Stripe(number, column) => (1, number, column),
-            Errand::Rebuild(number, column) => (2, number, column),
-        };
-        (number as u64) << 16 | (column as u64) << 8 | kind
-    }
-
-    fn of(token: u64) -> Errand {
-        let (number, column) = ((token >> 16) as usize, (token >> 8 & 0xff) as usize);
-        match token & 0xff {
-            0 => Errand::Piece(number),
-            1 => Errand::Stripe(number, column),
-            _ => Errand::Rebuild(number, column),
-        }
-    }
-}
-
-/// A request between `push` and its end.
-#[derive(Clone, Copy, Debug)]
-struct StripedRequest {
-    token: u64,
-    is_read: bool,
-    offset: u64,
-    blocks: usize,
-    /// Blocks that were begun.
-    next: usize,
-    /// Of these, blocks that are not through.
-    left: usize,
-    errno: i32,
-    /// A write counts only if its block still is there.
-    expected: Option<Place>,
-}
-
-/// Blocks of a read that are on one server, one after the other.
-#[derive(Clone, Copy, Debug)]
-struct Piece {
-    request: usize,
-    first: usize,
-    count: usize,
-    place: Place,
-    state: PieceState,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum PieceState {
-    Free,
-    Read,
-    /// Waits for a rebuild.
-    Waiting,
-    Rebuilt,
-}
-
-/// A block that is being written.
-#[derive(Clone, Copy, Debug)]
-struct StripeBlock {
-    block: u64,
-    request: usize,
-    from: IoSlice,
-    sum: u32,
-    stripes: u8,
-    /// Servers that have failed it.
-    bad: Servers,
-    errno: i32,
-    expected: Option<Place>,
-}
-
-/// Blocks on their way to rows.
-#[derive(Debug)]
-struct Stripe {
-    /// `None`: it is free.
-    rows: Option<Rows>,
-    /// Column by column.
-    blocks: Vec<StripeBlock>,
-    /// Requests to servers under way.
-    left: usize,
-    bad: Servers,
-    is_failed: bool,
-    is_late: bool,
-    errno: i32,
-    parity: Box<[u8]>,
-}
-
-impl Stripe {
-    /// The data columns that it uses, in order.
-    fn columns(&self) -> ([usize; COLUMNS_MAX], usize) {
-        let mut columns = [0; COLUMNS_MAX];
-        let usable = self.rows.map_or(0, |rows| rows.columns);
-        let found = (0..COLUMNS_MAX).filter(|column| usable >> column & 1 == 1);
-        let count = columns.iter_mut().zip(found).map(|(to, column)| *to = column).count();
-        (columns, count)
-    }
-}
-
-/// Rows of a piece that are being computed.
-#[derive(Debug)]
-struct Rebuild {
-    /// `None`: it is free.
-    piece: Option<usize>,
-    /// Blocks of the piece that are done.
-    done: usize,
-    /// Rows under way.
-    rows: usize,
-    factors: [u8; COLUMNS_MAX],
-    bad: Servers,
-    left: usize,
-    is_failed: bool,
-    /// Column by column.
-    pages: Box<[u8]>,
-}
-
 /// A queue of requests; owned by one thread.
 #[derive(Debug)]
 pub(crate) struct StripedQueue {
@@ -189,23 +70,10 @@ pub(crate) struct StripedQueue {
     lanes: Box<[SetQueue]>,
     stripes: Arc<Stripes>,
     purpose: RowsFor,
-    depth: usize,
-    requests: Box<[StripedRequest]>,
-    buffers: BufferTable,
-    free: Vec<usize>,
-    ended: Vec<NbdEnd>,
-    count: usize,
-    reading: VecDeque<usize>,
-    writing: VecDeque<usize>,
-    /// Blocks that are to be written again.
-    again: VecDeque<StripeBlock>,
-    pieces: Box<[Piece]>,
-    free_pieces: Vec<usize>,
-    writes: Box<[Stripe]>,
-    rebuilds: Box<[Rebuild]>,
-    page: Box<[u8]>,
+    requests: StripedRequests,
+    reads: StripedReads,
+    writes: StripedWrites,
     news: Vec<(usize, NbdEnd)>,
-    full_since: Option<Instant>,
 }
 
 impl StripedQueue {
@@ -250,34 +118,40 @@ impl StripedQueue {
             errno: 0,
             expected: None,
         };
-        let place = Place { span: 0, row: 0, column: 0 };
-        let piece = Piece { request: 0, first: 0, count: 0, place, state: PieceState::Free };
+        let place = RowPlace { span: 0, row: 0, column: 0 };
+        let piece = ReadPiece { request: 0, first: 0, count: 0, place, state: PieceState::Free };
         Ok(StripedQueue {
             news: Vec::with_capacity(at_server * lanes.len()),
             lanes,
             purpose,
-            depth,
-            requests: vec![request; depth].into(),
-            buffers: BufferTable::new(depth, BUFFERS_MAX),
-            free: (0..depth).rev().collect(),
-            ended: Vec::with_capacity(depth),
-            count: 0,
-            reading: VecDeque::with_capacity(depth),
-            writing: VecDeque::with_capacity(depth),
-            // Nothing is begun while there is any: no more than was in stripes before.
-            again: VecDeque::with_capacity(STRIPES * blocks_max),
-            pieces: vec![piece; pieces].into(),
-            free_pieces: (0..pieces).rev().collect(),
-            writes: (0..STRIPES).map(|_| stripe()).collect(),
-            rebuilds: (0..REBUILDS).map(|_| rebuild()).collect(),
-            page: vec![0; BLOCK_LEN].into(),
-            full_since: None,
+            requests: StripedRequests {
+                depth,
+                all: vec![request; depth].into(),
+                buffers: BufferTable::new(depth, BUFFERS_MAX),
+                free: (0..depth).rev().collect(),
+                ended: Vec::with_capacity(depth),
+                count: 0,
+            },
+            reads: StripedReads {
+                waiting: VecDeque::with_capacity(depth),
+                pieces: vec![piece; pieces].into(),
+                free_pieces: (0..pieces).rev().collect(),
+                rebuilds: (0..REBUILDS).map(|_| rebuild()).collect(),
+                page: vec![0; BLOCK_LEN].into(),
+            },
+            writes: StripedWrites {
+                waiting: VecDeque::with_capacity(depth),
+                // Nothing is begun while there is any: no more than was in stripes before.
+                again: VecDeque::with_capacity(STRIPES * blocks_max),
+                stripes: (0..STRIPES).map(|_| stripe()).collect(),
+                full_since: None,
+            },
             stripes,
         })
     }
 
     pub(crate) fn in_flight(&self) -> usize {
-        self.count
+        self.requests.count
     }
 
     /// See [`NbdQueue::push`](crate::NbdQueue::push).
@@ -291,10 +165,10 @@ impl StripedQueue {
         offset: u64,
         buffers: impl ExactSizeIterator<Item = NbdBuffer>,
     ) -> bool {
-        if self.count == self.depth {
+        if self.requests.count == self.requests.depth {
             return false;
         }
-        let index = self.free.pop().expect("fewer than the depth are in use");
+        let index = self.requests.free.pop().expect("fewer than the depth are in use");
         assert!(buffers.len() <= BUFFERS_MAX, "{} buffers", buffers.len());
         let mut len = 0;
         let slices = buffers.map(|buffer| {
@@ -302,10 +176,10 @@ impl StripedQueue {
             len += buffer.len as u64;
             IoSlice::new(buffer.ptr, buffer.len)
         });
-        self.buffers.set(index, slices);
+        self.requests.buffers.set(index, slices);
         self.stripes.check_range(offset, len);
         let blocks = (len / BLOCK) as usize;
-        self.requests[index] = StripedRequest {
+        self.requests.all[index] = StripedRequest {
             token,
             is_read,
             offset,
@@ -315,12 +189,12 @@ impl StripedQueue {
             errno: 0,
             expected: None,
         };
-        self.count += 1;
+        self.requests.count += 1;
         if is_read {
-            self.reading.push_back(index);
+            self.reads.waiting.push_back(index);
             self.begin_reads();
         } else {
-            self.writing.push_back(index);
+            self.writes.waiting.push_back(index);
         }
         true
     }
@@ -335,12 +209,12 @@ impl StripedQueue {
         token: u64,
         block: u64,
         from: NbdBuffer,
-        expected: Place,
+        expected: RowPlace,
     ) -> bool {
         // SAFETY: the caller's promise.
         let pushed = unsafe { self.push(token, false, block * BLOCK, std::iter::once(from)) };
-        if let Some(index) = self.writing.back().filter(|_| pushed) {
-            self.requests[*index].expected = Some(expected);
+        if let Some(index) = self.writes.waiting.back().filter(|_| pushed) {
+            self.requests.all[*index].expected = Some(expected);
         }
         pushed
     }
@@ -348,13 +222,13 @@ impl StripedQueue {
     // Requests.
 
     fn block_of(&self, request: usize, at: usize) -> IoSlice {
-        let slice = self.buffers.from(request, at * BLOCK_LEN).next();
+        let slice = self.requests.buffers.from(request, at * BLOCK_LEN).next();
         slice.map_or(IoSlice::NONE, |slice| slice.part(0, BLOCK_LEN))
     }
 
     /// Blocks of a request are through.
     fn end_blocks(&mut self, index: usize, count: usize, errno: i32) {
-        let request = &mut self.requests[index];
+        let request = &mut self.requests.all[index];
         request.left -= count;
         if errno != 0 {
             request.errno = errno;
@@ -364,20 +238,20 @@ impl StripedQueue {
 
     fn end_if_over(&mut self, index: usize) {
         let StripedRequest { token, is_read, offset, blocks, next, left, errno, .. } =
-            self.requests[index];
+            self.requests.all[index];
         if next == blocks && left == 0 {
             let ending = if errno == 0 { Ending::Done } else { Ending::Failed(errno) };
             let len = (blocks * BLOCK_LEN) as u32;
-            self.ended.push(NbdEnd { token, is_read, offset, len, ending });
-            self.free.push(index);
+            self.requests.ended.push(NbdEnd { token, is_read, offset, len, ending });
+            self.requests.free.push(index);
         }
     }
 
     /// Reports the ends that are known; returns whether there was one.
     pub(crate) fn report(&mut self, done: &mut dyn FnMut(NbdEnd)) -> bool {
-        let has_any = !self.ended.is_empty();
-        while let Some(end) = self.ended.pop() {
-            self.count -= 1;
+        let has_any = !self.requests.ended.is_empty();
+        while let Some(end) = self.requests.ended.pop() {
+            self.requests.count -= 1;
             done(end);
         }
         has_any
@@ -386,41 +260,41 @@ impl StripedQueue {
     // Reads.
 
     fn begin_reads(&mut self) {
-        while let Some(index) = self.reading.front().copied() {
-            while self.requests[index].next < self.requests[index].blocks {
+        while let Some(index) = self.reads.waiting.front().copied() {
+            while self.requests.all[index].next < self.requests.all[index].blocks {
                 if !self.begin_piece(index) {
                     return; // No piece is free: the end of one comes back here.
                 }
             }
-            self.reading.pop_front();
+            self.reads.waiting.pop_front();
             self.end_if_over(index);
         }
     }
 
     /// Begins the next blocks of a read; returns whether a piece was free.
     fn begin_piece(&mut self, index: usize) -> bool {
-        let Some(number) = self.free_pieces.last().copied() else { return false };
-        let StripedRequest { offset, next: first, blocks, .. } = self.requests[index];
+        let Some(number) = self.reads.free_pieces.last().copied() else { return false };
+        let StripedRequest { offset, next: first, blocks, .. } = self.requests.all[index];
         let block = offset / BLOCK + first as u64;
         let spans = &self.stripes.spans;
         let Some(place) = spans.pin(block) else {
             let into = self.block_of(index, first);
             // SAFETY: a buffer of a request that has not ended, of a read.
             unsafe { into.clear() };
-            self.requests[index].next += 1;
+            self.requests.all[index].next += 1;
             return true;
         };
         let follows = |n: &usize| {
             let row = place.row + *n as u64;
-            row < SPAN_ROWS && spans.is_at(block + *n as u64, Place { row, ..place })
+            row < SPAN_ROWS && spans.is_at(block + *n as u64, RowPlace { row, ..place })
         };
         let count = 1 + (1..blocks - first).take_while(follows).count();
-        self.free_pieces.pop();
-        self.pieces[number] =
-            Piece { request: index, first, count, place, state: PieceState::Read };
-        let request = &mut self.requests[index];
+        self.reads.free_pieces.pop();
+        self.reads.pieces[number] =
+            ReadPiece { request: index, first, count, place, state: PieceState::Read };
+        let request = &mut self.requests.all[index];
         (request.next, request.left) = (first + count, request.left + count);
-        let buffers = self.buffers.from(index, first * BLOCK_LEN);
+        let buffers = self.requests.buffers.from(index, first * BLOCK_LEN);
         let mut left = count * BLOCK_LEN;
         let mut list = [NbdBuffer { ptr: std::ptr::null_mut(), len: 0 }; BUFFERS_MAX];
         let mut used = 0;
@@ -443,36 +317,36 @@ impl StripedQueue {
     }
 
     fn piece_read(&mut self, number: usize, ending: Ending) {
-        let Piece { request, first, count, place, .. } = self.pieces[number];
+        let ReadPiece { request, first, count, place, .. } = self.reads.pieces[number];
         let is_right = |n: usize| {
             // SAFETY: a buffer of a request that has not ended, and the server is through with it.
             let bytes = unsafe { self.block_of(request, first + n).bytes() };
-            self.stripes.is_right(Place { row: place.row + n as u64, ..place }, bytes)
+            self.stripes.is_right(RowPlace { row: place.row + n as u64, ..place }, bytes)
         };
         if ending == Ending::Done && (0..count).all(is_right) {
             return self.end_piece(number, 0);
         }
-        self.pieces[number].state = PieceState::Waiting;
+        self.reads.pieces[number].state = PieceState::Waiting;
     }
 
     fn end_piece(&mut self, number: usize, errno: i32) {
-        let piece = &mut self.pieces[number];
+        let piece = &mut self.reads.pieces[number];
         piece.state = PieceState::Free;
-        let Piece { request, count, place, .. } = *piece;
+        let ReadPiece { request, count, place, .. } = *piece;
         self.stripes.spans.release(place.span, 1);
-        self.free_pieces.push(number);
+        self.reads.free_pieces.push(number);
         self.end_blocks(request, count, errno);
     }
 
     fn begin_rebuilds(&mut self) {
         loop {
-            let is_waiting = |piece: &Piece| piece.state == PieceState::Waiting;
-            let Some(number) = self.pieces.iter().position(is_waiting) else { return };
+            let is_waiting = |piece: &ReadPiece| piece.state == PieceState::Waiting;
+            let Some(number) = self.reads.pieces.iter().position(is_waiting) else { return };
             let is_free = |rebuild: &Rebuild| rebuild.piece.is_none();
-            let Some(index) = self.rebuilds.iter().position(is_free) else { return };
-            let piece = &mut self.pieces[number];
+            let Some(index) = self.reads.rebuilds.iter().position(is_free) else { return };
+            let piece = &mut self.reads.pieces[number];
             piece.state = PieceState::Rebuilt;
-            let rebuild = &mut self.rebuilds[index];
+            let rebuild = &mut self.reads.rebuilds[index];
             (rebuild.piece, rebuild.done, rebuild.bad) = (Some(number), 0, 1 << piece.place.column);
             self.begin_rows(index);
         }
@@ -480,17 +354,17 @@ impl StripedQueue {
 
     /// Reads what the next rows of a piece are computed from.
     fn begin_rows(&mut self, index: usize) {
-        let rebuild = &mut self.rebuilds[index];
+        let rebuild = &mut self.reads.rebuilds[index];
         let number = rebuild.piece.expect("it has begun");
-        let piece = self.pieces[number];
-        let Place { span, column, .. } = piece.place;
+        let piece = self.reads.pieces[number];
+        let RowPlace { span, column, .. } = piece.place;
         let row = piece.place.row + rebuild.done as u64;
         // The same columns for all of them.
         let present = self.stripes.present(span, row);
         let is_alike = |n: &u64| self.stripes.present(span, row + n) == present;
         let most = ((piece.count - rebuild.done) as u64).min(REBUILD_ROWS);
         let rows = 1 + (1..most).take_while(is_alike).count() as u64;
-        let Some(factors) = self.stripes.recipe(Place { span, row, column }, rows, rebuild.bad)
+        let Some(factors) = self.stripes.recipe(RowPlace { span, row, column }, rows, rebuild.bad)
         else {
             rebuild.piece = None;
             return self.end_piece(number, libc::EIO);
@@ -513,7 +387,7 @@ impl StripedQueue {
     }
 
     fn column_read(&mut self, index: usize, column: usize, ending: Ending) {
-        let rebuild = &mut self.rebuilds[index];
+        let rebuild = &mut self.reads.rebuilds[index];
         rebuild.left -= 1;
         if ending != Ending::Done {
             (rebuild.is_failed, rebuild.bad) = (true, rebuild.bad | 1 << column);
@@ -524,9 +398,9 @@ impl StripedQueue {
         if !rebuild.is_failed {
             self.compute_rows(index);
         }
-        let rebuild = &mut self.rebuilds[index];
+        let rebuild = &mut self.reads.rebuilds[index];
         let number = rebuild.piece.expect("it has begun");
-        if rebuild.done < self.pieces[number].count {
+        if rebuild.done < self.reads.pieces[number].count {
             return self.begin_rows(index);
         }
         rebuild.piece = None;
@@ -535,30 +409,30 @@ impl StripedQueue {
 
     /// Computes rows of which all columns have come; one that is wrong is not used any more.
     fn compute_rows(&mut self, index: usize) {
-        let rebuild = &mut self.rebuilds[index];
+        let rebuild = &mut self.reads.rebuilds[index];
         let number = rebuild.piece.expect("it has begun");
-        let piece = self.pieces[number];
+        let piece = self.reads.pieces[number];
         let layout = *self.stripes.layout();
         for n in 0..rebuild.rows {
             let row = piece.place.row + (rebuild.done + n) as u64;
-            self.page.fill(0);
+            self.reads.page.fill(0);
             for (column, factor) in rebuild.factors.into_iter().enumerate().filter(|of| of.1 > 0) {
                 let from = (column * REBUILD_ROWS as usize + n) * BLOCK_LEN;
                 let bytes = &rebuild.pages[from..][..BLOCK_LEN];
-                if !self.stripes.is_right(Place { row, column, ..piece.place }, bytes) {
+                if !self.stripes.is_right(RowPlace { row, column, ..piece.place }, bytes) {
                     rebuild.bad |= 1 << column;
                     return;
                 }
-                add_times(&mut self.page, factor, bytes);
+                add_times(&mut self.reads.page, factor, bytes);
             }
-            if !self.stripes.is_right(Place { row, ..piece.place }, &self.page) {
+            if !self.stripes.is_right(RowPlace { row, ..piece.place }, &self.reads.page) {
                 rebuild.bad |= wrong_parity(&rebuild.factors, &layout);
                 return;
             }
             let at = (piece.first + rebuild.done + n) * BLOCK_LEN;
-            if let Some(into) = self.buffers.from(piece.request, at).next() {
+            if let Some(into) = self.requests.buffers.from(piece.request, at).next() {
                 // SAFETY: a buffer of a read that has not ended; no server has it any more.
-                unsafe { into.copy_from(&self.page) };
+                unsafe { into.copy_from(&self.reads.page) };
             }
         }
         rebuild.done += rebuild.rows;
@@ -569,7 +443,7 @@ impl StripedQueue {
     // Writes.
 
     /// Servers that can be written to.
-    fn up(&mut self) -> Servers {
+    fn up(&mut self) -> ServerMask {
         let ready = self
             .lanes
             .iter_mut()
@@ -586,28 +460,31 @@ impl StripedQueue {
 
     fn begin_stripes(&mut self) {
         loop {
-            let unbegun = |index: &usize| self.requests[*index].blocks - self.requests[*index].next;
-            let waiting: usize = self.writing.iter().map(unbegun).sum();
-            let blocks = if self.again.is_empty() { waiting } else { self.again.len() };
-            let Some(at) = self.writes.iter().position(|stripe| stripe.rows.is_none()) else {
+            let unbegun =
+                |index: &usize| self.requests.all[*index].blocks - self.requests.all[*index].next;
+            let waiting: usize = self.writes.waiting.iter().map(unbegun).sum();
+            let blocks =
+                if self.writes.again.is_empty() { waiting } else { self.writes.again.len() };
+            let Some(at) = self.writes.stripes.iter().position(|stripe| stripe.rows.is_none())
+            else {
                 return;
             };
             if blocks == 0 {
-                self.full_since = None;
+                self.writes.full_since = None;
                 return;
             }
             let up = self.up();
-            let bad = self.again.front().map_or(0, |block| block.bad);
+            let bad = self.writes.again.front().map_or(0, |block| block.bad);
             let stripes = Arc::clone(&self.stripes);
             let begin = |span| stripes.begin(span);
             match stripes.spans.take_rows(self.purpose, blocks as u64, up & !bad, begin) {
                 Ok(rows) => {
-                    self.full_since = None;
+                    self.writes.full_since = None;
                     self.begin_stripe(at, rows);
                 }
                 Err(NoRows::Full) => {
                     stripes.wake_mover();
-                    let since = *self.full_since.get_or_insert_with(Instant::now);
+                    let since = *self.writes.full_since.get_or_insert_with(Instant::now);
                     if since.elapsed() < stripes.stall() {
                         return;
                     }
@@ -620,15 +497,15 @@ impl StripedQueue {
 
     /// Ends what waits for a stripe; what has failed before with its own error.
     fn fail_waiting(&mut self, errno: i32) {
-        self.full_since = None;
-        if self.again.is_empty() {
-            while let Some(index) = self.writing.pop_front() {
-                let request = &mut self.requests[index];
+        self.writes.full_since = None;
+        if self.writes.again.is_empty() {
+            while let Some(index) = self.writes.waiting.pop_front() {
+                let request = &mut self.requests.all[index];
                 (request.next, request.errno) = (request.blocks, errno);
                 self.end_if_over(index);
             }
         }
-        while let Some(block) = self.again.pop_front() {
+        while let Some(block) = self.writes.again.pop_front() {
             self.end_blocks(block.request, 1, block.errno);
         }
     }
@@ -636,14 +513,14 @@ impl StripedQueue {
     /// Takes as many blocks as rows have room for, and sends them.
     fn begin_stripe(&mut self, at: usize, rows: Rows) {
         let most = rows.count as usize * rows.columns.count_ones() as usize;
-        let mut blocks = std::mem::take(&mut self.writes[at].blocks);
-        if self.again.is_empty() {
+        let mut blocks = std::mem::take(&mut self.writes.stripes[at].blocks);
+        if self.writes.again.is_empty() {
             self.take_waiting(&mut blocks, most);
         } else {
-            let count = most.min(self.again.len());
-            blocks.extend(self.again.drain(..count));
+            let count = most.min(self.writes.again.len());
+            blocks.extend(self.writes.again.drain(..count));
         }
-        let stripe = &mut self.writes[at];
+        let stripe = &mut self.writes.stripes[at];
         stripe.blocks = blocks;
         (stripe.rows, stripe.left, stripe.errno) = (Some(rows), 0, 0);
         (stripe.bad, stripe.is_failed, stripe.is_late) = (0, false, false);
@@ -653,9 +530,10 @@ impl StripedQueue {
 
     fn take_waiting(&mut self, blocks: &mut Vec<StripeBlock>, most: usize) {
         while blocks.len() < most
-            && let Some(index) = self.writing.front().copied()
+            && let Some(index) = self.writes.waiting.front().copied()
         {
-            let StripedRequest { offset, next, expected, blocks: count, .. } = self.requests[index];
+            let StripedRequest { offset, next, expected, blocks: count, .. } =
+                self.requests.all[index];
             let taken = (count - next).min(most - blocks.len());
             for n in next..next + taken {
                 blocks.push(StripeBlock {
@@ -669,10 +547,10 @@ impl StripedQueue {
                     expected,
                 });
             }
-            let request = &mut self.requests[index];
+            let request = &mut self.requests.all[index];
             (request.next, request.left) = (next + taken, request.left + taken);
             if request.next == count {
-                self.writing.pop_front();
+                self.writes.waiting.pop_front();
             }
         }
     }
@@ -680,7 +558,7 @@ impl StripedQueue {
     /// Computes parity and sums.
     fn encode(&mut self, at: usize) {
         let Layout { data, parity, .. } = *self.stripes.layout();
-        let stripe = &mut self.writes[at];
+        let stripe = &mut self.writes.stripes[at];
         let (columns, _) = stripe.columns();
         let rows = stripe.rows.map_or(0, |rows| rows.count as usize);
         let (first, second) = stripe.parity.split_at_mut(SPAN_ROWS as usize * BLOCK_LEN);
@@ -713,7 +591,7 @@ impl StripedQueue {
 
     fn send(&mut self, at: usize) {
         let layout = *self.stripes.layout();
-        let stripe = &mut self.writes[at];
+        let stripe = &mut self.writes.stripes[at];
         let Some(Rows { span, first, count, .. }) = stripe.rows else { return };
         let offset = layout.offset(span, first);
         let (columns, _) = stripe.columns();
@@ -751,7 +629,7 @@ impl StripedQueue {
     }
 
     fn column_written(&mut self, at: usize, column: usize, ending: Ending) {
-        let stripe = &mut self.writes[at];
+        let stripe = &mut self.writes.stripes[at];
         let Some(rows) = stripe.rows else { return };
         stripe.left -= 1;
         let failed = match ending {
@@ -772,10 +650,10 @@ impl StripedQueue {
 
     /// All columns are through: the stripe counts, or it is abandoned.
     fn settle(&mut self, at: usize, rows: Rows) {
-        let (columns, _) = self.writes[at].columns();
+        let (columns, _) = self.writes.stripes[at].columns();
         let Rows { span, first, count, .. } = rows;
         let layout = *self.stripes.layout();
-        let mut blocks = std::mem::take(&mut self.writes[at].blocks);
+        let mut blocks = std::mem::take(&mut self.writes.stripes[at].blocks);
         let used = blocks.len().div_ceil(count as usize);
         let data = blocks.chunks(count as usize).map(|of| of.len() as u64);
         let parity = (layout.data..layout.columns()).map(|column| (column, count));
@@ -785,7 +663,7 @@ impl StripedQueue {
             .zip(data)
             .chain(parity)
             .any(|(column, rows)| self.stripes.lacks(span, column, first, rows));
-        let Stripe { is_failed, is_late, bad, errno, .. } = self.writes[at];
+        let Stripe { is_failed, is_late, bad, errno, .. } = self.writes.stripes[at];
         if is_failed || is_lost {
             if is_late {
                 self.stripes.spans.bar(span);
@@ -796,7 +674,7 @@ impl StripedQueue {
                 if block.stripes == STRIPES_MAX {
                     self.end_blocks(block.request, 1, block.errno);
                 } else {
-                    self.again.push_back(block);
+                    self.writes.again.push_back(block);
                 }
             }
         } else {
@@ -806,17 +684,17 @@ impl StripedQueue {
             {
                 let nth = columns[..used].iter().position(|used| *used == column);
                 let block = nth.and_then(|nth| blocks.get(nth * count as usize + row as usize));
-                let place = Place { span, row: first + row, column };
+                let place = RowPlace { span, row: first + row, column };
                 spans.record(place, block.map(|block| (block.block, block.sum)));
             }
             for (n, block) in blocks.drain(..).enumerate() {
                 let (column, row) = (columns[n / count as usize], (n % count as usize) as u64);
-                let place = Place { span, row: first + row, column };
+                let place = RowPlace { span, row: first + row, column };
                 self.stripes.spans.publish(block.block, place, block.expected);
                 self.end_blocks(block.request, 1, 0);
             }
         }
-        (self.writes[at].blocks, self.writes[at].rows) = (blocks, None);
+        (self.writes.stripes[at].blocks, self.writes.stripes[at].rows) = (blocks, None);
         self.stripes.spans.release(span, 1);
     }
 
@@ -862,7 +740,7 @@ impl StripedQueue {
     /// See [`SetQueue::look_every`].
     pub(crate) fn look_every(&self) -> Option<Duration> {
         let lanes = self.lanes.iter().filter_map(SetQueue::look_every);
-        lanes.chain(self.full_since.map(|_| FULL_PAUSE)).min()
+        lanes.chain(self.writes.full_since.map(|_| FULL_PAUSE)).min()
     }
 
     /// The connections with requests under way.
@@ -875,7 +753,7 @@ impl StripedQueue {
         self.submit();
         let mut awaited = [Awaited { fd: -1, write: false }; SERVERS_MAX];
         let count = awaited.iter_mut().zip(self.awaited()).map(|(to, link)| *to = link).count();
-        if self.ended.is_empty() {
+        if self.requests.ended.is_empty() {
             let timeout = self.look_every().unwrap_or(Duration::ZERO);
             let ready = sys::wait(&awaited[..count], timeout)?;
             self.look(ready);
@@ -887,7 +765,7 @@ impl StripedQueue {
 impl Drop for StripedQueue {
     fn drop(&mut self) {
         let start = Instant::now();
-        while self.count > 0 && start.elapsed() < self.stripes.stall() {
+        while self.requests.count > 0 && start.elapsed() < self.stripes.stall() {
             // A failure to wait shows in the time that passes.
             let _ = self.wait_once();
             self.report(&mut |_| ());
@@ -897,4 +775,4 @@ impl Drop for StripedQueue {
 }
 
 // The array of columns is as long as the longest row.
-const _: () = assert!(COLUMNS_MAX <= SERVERS_MAX && COLUMNS_MAX <= Servers::BITS as usize);
+const _: () = assert!(COLUMNS_MAX <= SERVERS_MAX && COLUMNS_MAX <= ServerMask::BITS as usize);

@@ -7,7 +7,7 @@ use crate::link::FlightEnd;
 use crate::parity::{COLUMNS_MAX, add_times, recipe, sum_of};
 use crate::server::{NbdServer, ServerEvent};
 use crate::shared::ServerSet;
-use crate::spans::{Layout, Place, SPAN_ROWS, Servers, Spans};
+use crate::spans::{Layout, RowPlace, SPAN_ROWS, ServerMask, Spans};
 use crate::sync::{AtomicBool, Ordering};
 use crate::sys::IoSlice;
 use std::cell::UnsafeCell;
@@ -33,7 +33,7 @@ unsafe impl Sync for Scratch {}
 /// See [module](self).
 #[derive(Debug)]
 pub(crate) struct Stripes {
-    pub(crate) spans: Spans,
+    pub(super) spans: Spans,
     /// A set for each server.
     sets: Box<[Arc<ServerSet>]>,
     scratches: [Scratch; SCRATCHES],
@@ -105,10 +105,10 @@ impl Stripes {
     }
 
     /// Columns of a row that have a block.
-    pub(crate) fn present(&self, span: u64, row: u64) -> Servers {
+    pub(crate) fn present(&self, span: u64, row: u64) -> ServerMask {
         let Layout { data, parity, .. } = *self.layout();
         let is_there =
-            |column: &usize| self.spans.owner(Place { span, row, column: *column }).is_some();
+            |column: &usize| self.spans.owner(RowPlace { span, row, column: *column }).is_some();
         let blocks = (0..data).filter(is_there).fold(0, |all, column| all | 1 << column);
         blocks | ((1 << parity) - 1) << data
     }
@@ -117,12 +117,12 @@ impl Stripes {
     /// are to be read.
     pub(crate) fn recipe(
         &self,
-        place: Place,
+        place: RowPlace,
         rows: u64,
-        bad: Servers,
+        bad: ServerMask,
     ) -> Option<[u8; COLUMNS_MAX]> {
         let Layout { data, parity, .. } = *self.layout();
-        let Place { span, row, column } = place;
+        let RowPlace { span, row, column } = place;
         let present = self.present(span, row);
         let has = |column: &usize| {
             let is_there = present >> column & 1 == 1;
@@ -136,7 +136,7 @@ impl Stripes {
     }
 
     /// True if a block of a column of data is what was written there. (Parity has no sum.)
-    pub(crate) fn is_right(&self, place: Place, block: &[u8]) -> bool {
+    pub(crate) fn is_right(&self, place: RowPlace, block: &[u8]) -> bool {
         place.column >= self.layout().data || self.spans.sum(place) == sum_of(block)
     }
 
@@ -170,7 +170,7 @@ impl Stripes {
 
     /// # Safety
     /// As for `read_now`.
-    unsafe fn read_place(&self, place: Place, into: IoSlice) -> Result<(), i32> {
+    unsafe fn read_place(&self, place: RowPlace, into: IoSlice) -> Result<(), i32> {
         let offset = self.layout().offset(place.span, place.row);
         let server = self.layout().server(place.span, place.column);
         let read = |column: usize, into: IoSlice| {
@@ -190,7 +190,7 @@ impl Stripes {
                 bytes.fill(0);
                 for (column, factor) in factors.into_iter().enumerate().filter(|of| of.1 > 0) {
                     let is_read = read(column, IoSlice::new(scratch.as_mut_ptr(), scratch.len()));
-                    if !is_read || !self.is_right(Place { column, ..place }, scratch) {
+                    if !is_read || !self.is_right(RowPlace { column, ..place }, scratch) {
                         bad |= 1 << column;
                         continue 'others;
                     }
@@ -249,7 +249,7 @@ impl Stripes {
 }
 
 /// The parity column to do without, where all blocks of a sum were right and the sum was not.
-pub(crate) fn wrong_parity(factors: &[u8; COLUMNS_MAX], layout: &Layout) -> Servers {
+pub(crate) fn wrong_parity(factors: &[u8; COLUMNS_MAX], layout: &Layout) -> ServerMask {
     let used = (layout.data..layout.columns()).find(|column| factors[*column] > 0);
-    used.map_or(Servers::MAX, |column| 1 << column)
+    used.map_or(ServerMask::MAX, |column| 1 << column)
 }

@@ -1,0 +1,39 @@
+//! Requests as their users see them: buffers, and ends.
+
+/// Maximum number of servers of a client.
+pub const SERVERS_MAX: usize = 8;
+
+/// A buffer of a request.
+#[derive(Clone, Copy, Debug)]
+pub struct NbdBuffer {
+    /// Its start.
+    pub ptr: *mut u8,
+    /// Bytes.
+    pub len: usize,
+}
+
+/// End of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// All bytes were moved.
+    Done,
+    /// Nothing is under way any more. An error as Linux numbers it.
+    Failed(i32),
+    /// No server has the bytes, and one may still write them: the place must not be used again.
+    Late,
+}
+
+/// A request that has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NbdEnd {
+    /// Its name.
+    pub token: u64,
+    /// It was a read.
+    pub is_read: bool,
+    /// Its first byte on the export.
+    pub offset: u64,
+    /// Its bytes.
+    pub len: u32,
+    /// How it ended.
+    pub ending: Ending,
+}

@@ -1,0 +1,169 @@
+//! State of a queue with parity: requests, pieces of reads, stripes of writes, and rows that are computed.
+
+use crate::ends::NbdEnd;
+use crate::link::BufferTable;
+use crate::parity::COLUMNS_MAX;
+use crate::spans::{RowPlace, Rows, ServerMask};
+use crate::sys::IoSlice;
+use std::collections::VecDeque;
+use std::time::Instant;
+
+/// Purpose of a request to a server, as its token.
+///
+/// 63..16 number | 15..8 column | 7..0 kind
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Errand {
+    Piece(usize),
+    Stripe(usize, usize),
+    Rebuild(usize, usize),
+}
+
+impl Errand {
+    pub(super) fn token(self) -> u64 {
+        let (kind, number, column) = match self {
+            Errand::Piece(number) => (0, number, 0),
+            Errand::Stripe(number, column) => (1, number, column),
+            Errand::Rebuild(number, column) => (2, number, column),
+        };
+        (number as u64) << 16 | (column as u64) << 8 | kind
+    }
+
+    pub(super) fn of(token: u64) -> Errand {
+        let (number, column) = ((token >> 16) as usize, (token >> 8 & 0xff) as usize);
+        match token & 0xff {
+            0 => Errand::Piece(number),
+            1 => Errand::Stripe(number, column),
+            _ => Errand::Rebuild(number, column),
+        }
+    }
+}
+
+/// A request between `push` and its end.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StripedRequest {
+    pub(super) token: u64,
+    pub(super) is_read: bool,
+    pub(super) offset: u64,
+    pub(super) blocks: usize,
+    /// Blocks that were begun.
+    pub(super) next: usize,
+    /// Of these, blocks that are not through.
+    pub(super) left: usize,
+    pub(super) errno: i32,
+    /// A write counts only if its block still is there.
+    pub(super) expected: Option<RowPlace>,
+}
+
+/// Blocks of a read that are on one server, one after the other.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ReadPiece {
+    pub(super) request: usize,
+    pub(super) first: usize,
+    pub(super) count: usize,
+    pub(super) place: RowPlace,
+    pub(super) state: PieceState,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PieceState {
+    Free,
+    Read,
+    /// Waits for a rebuild.
+    Waiting,
+    Rebuilt,
+}
+
+/// A block that is being written.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StripeBlock {
+    pub(super) block: u64,
+    pub(super) request: usize,
+    pub(super) from: IoSlice,
+    pub(super) sum: u32,
+    pub(super) stripes: u8,
+    /// Servers that have failed it.
+    pub(super) bad: ServerMask,
+    pub(super) errno: i32,
+    pub(super) expected: Option<RowPlace>,
+}
+
+/// Blocks on their way to rows.
+#[derive(Debug)]
+pub(super) struct Stripe {
+    /// `None`: it is free.
+    pub(super) rows: Option<Rows>,
+    /// Column by column.
+    pub(super) blocks: Vec<StripeBlock>,
+    /// Requests to servers under way.
+    pub(super) left: usize,
+    pub(super) bad: ServerMask,
+    pub(super) is_failed: bool,
+    pub(super) is_late: bool,
+    pub(super) errno: i32,
+    pub(super) parity: Box<[u8]>,
+}
+
+impl Stripe {
+    /// The data columns that it uses, in order.
+    pub(super) fn columns(&self) -> ([usize; COLUMNS_MAX], usize) {
+        let mut columns = [0; COLUMNS_MAX];
+        let usable = self.rows.map_or(0, |rows| rows.columns);
+        let found = (0..COLUMNS_MAX).filter(|column| usable >> column & 1 == 1);
+        let count = columns.iter_mut().zip(found).map(|(to, column)| *to = column).count();
+        (columns, count)
+    }
+}
+
+/// Rows of a piece that are being computed.
+#[derive(Debug)]
+pub(super) struct Rebuild {
+    /// `None`: it is free.
+    pub(super) piece: Option<usize>,
+    /// Blocks of the piece that are done.
+    pub(super) done: usize,
+    /// Rows under way.
+    pub(super) rows: usize,
+    pub(super) factors: [u8; COLUMNS_MAX],
+    pub(super) bad: ServerMask,
+    pub(super) left: usize,
+    pub(super) is_failed: bool,
+    /// Column by column.
+    pub(super) pages: Box<[u8]>,
+}
+
+/// Requests, by number.
+#[derive(Debug)]
+pub(super) struct StripedRequests {
+    pub(super) depth: usize,
+    pub(super) all: Box<[StripedRequest]>,
+    pub(super) buffers: BufferTable,
+    pub(super) free: Vec<usize>,
+    /// Ends that nobody has taken.
+    pub(super) ended: Vec<NbdEnd>,
+    /// Requests whose end nobody has taken.
+    pub(super) count: usize,
+}
+
+/// Reads under way.
+#[derive(Debug)]
+pub(super) struct StripedReads {
+    /// Requests of which blocks were not begun.
+    pub(super) waiting: VecDeque<usize>,
+    pub(super) pieces: Box<[ReadPiece]>,
+    pub(super) free_pieces: Vec<usize>,
+    pub(super) rebuilds: Box<[Rebuild]>,
+    /// A block that is being computed.
+    pub(super) page: Box<[u8]>,
+}
+
+/// Writes under way.
+#[derive(Debug)]
+pub(super) struct StripedWrites {
+    /// Requests of which blocks were not begun.
+    pub(super) waiting: VecDeque<usize>,
+    /// Blocks that are to be written again.
+    pub(super) again: VecDeque<StripeBlock>,
+    pub(super) stripes: Box<[Stripe]>,
+    /// No rows are free since then.
+    pub(super) full_since: Option<Instant>,
+}
