@@ -153,7 +153,7 @@ macro_rules! for_options {
         poll: maybe(Duration) or "off" = Some(Duration::from_micros(200)),
             "how long a thread that serves faults looks for the device's answer before it sleeps",
             { region c micros poll_us, "`off`, up to `500us`", "",
-              "a processor that does not halt costs money" };
+              "a busy processor costs money" };
 
         /// Default: on. Off for purely random access, or to count faults exactly.
         readahead: value(bool) = true,
@@ -166,7 +166,7 @@ macro_rules! for_options {
         /// where far pointers never reach a system call.
         mode: value(FaultMode) = FaultMode::Auto,
             "which threads resolve faults, and what happens where only faults from user mode are permitted",
-            { region c text mode, "", "", "see privileges under Limits; far buffers never reach system calls" };
+            { region c text mode, "", "", "far buffers never reach system calls: see privileges under Limits" };
 
         /// The cipher is AES-256-GCM. The key is made at start-up and lives only in this process; a
         /// page that was changed or exchanged on the device counts as lost, like one whose checksum
