@@ -196,7 +196,7 @@ macro_rules! for_options {
         /// farheap-lab --bench metadata`), or where even 1 % of the data is more RAM than there is.
         far_metadata: value(bool) = false,
             "whether jemalloc keeps its metadata of far memory in the tier itself",
-            { heap c switch far_metadata, "", "", "1 % of the data is more memory than there is" };
+            { heap c switch far_metadata, "", "", "metadata of 1 % of the data does not fit into memory" };
 
         /// Such as memory that has no processors of its own: that of another socket, or CXL memory, which
         /// Linux shows as a node. All of a tier's resident pages are there; a limit that holds all of its
