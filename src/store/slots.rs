@@ -120,12 +120,21 @@ impl SlotMap {
 
     /// Makes the first group that is asleep free; `false` when none is.
     pub(crate) fn wake(&self) -> bool {
+        let group = self.state.lock().asleep.next(0);
+        group.map(|group| self.wake_group(group)).is_some()
+    }
+
+    /// Lets the slots of a group be given out again that was just put to sleep; its first slot is `first`.
+    pub(crate) fn wake_again(&self, first: SlotId) {
+        self.wake_group(first.0 / GROUP_SLOTS);
+    }
+
+    /// One thread wakes and puts to sleep.
+    fn wake_group(&self, group: u64) {
         let mut state = self.state.lock();
-        let Some(group) = state.asleep.next(0) else { return false };
         state.asleep.remove(group, 1);
         let (first, count) = self.range(group);
         state.free.insert(first, count);
-        true
     }
 
     /// Puts a group that is free as a whole, and takes no space, to sleep; its first slot.
@@ -508,6 +517,10 @@ mod tests {
         assert!(!map.has_asleep());
         assert_eq!(take(&map, 2), Some((0, 2)));
         assert_eq!(map.sleep(), Some(SlotId(2 * GROUP_SLOTS)), "a part of a group");
+        assert_eq!(map.sleep(), Some(SlotId(GROUP_SLOTS)));
+        let free = map.awake().0;
+        map.wake_again(SlotId(GROUP_SLOTS));
+        assert_eq!(map.awake().0, SlotCount(free.0 + GROUP_SLOTS));
         assert_eq!(map.sleep(), Some(SlotId(GROUP_SLOTS)));
         assert_eq!(map.sleep(), None, "in use");
         assert_eq!(map.awake(), (SlotCount(GROUP_SLOTS - 2), SlotCount(2)));

@@ -232,8 +232,8 @@ impl Tables {
             let range = first.as_usize()..first.as_usize() + GROUP_SLOTS as usize;
             // SAFETY: the slots sleep, so none is in use, and only this thread gives slots out.
             if unsafe { slots.drop_hashes(range) }.is_err() {
-                // As of locked memory (mlockall). It stays charged, so a group stays awake for that.
-                slots.map().wake();
+                // As of locked memory (mlockall): it stays, and charged.
+                slots.map().wake_again(first);
                 return false;
             }
             self.of_slots.fetch_sub(SLOT_GROUP_TABLES, Ordering::Relaxed);
