@@ -121,15 +121,16 @@ class Table(hosts.Table):
     FIGURES = {"time": ("s", lambda outcome: outcome.seconds)}
 
     def __init__(self, args, engines):
-        self.engines = engines
+        self.engines, self.only = engines, args.only or ""
         super().__init__(args, "integrations")
 
     def begin(self):
-        """Keeps the rows of engines that are not measured now."""
+        """Keeps the rows of what is not measured now."""
         rows = []
+        is_now = lambda work: work.split()[0].rstrip(":") in self.engines and self.only in work.partition(":")[0]
         if self.csv.exists():
             with open(self.csv) as file:
-                rows = [row for row in csv.DictReader(file) if row["work"].split()[0] not in self.engines]
+                rows = [row for row in csv.DictReader(file) if not is_now(row["work"])]
         super().begin()
         number = lambda text: float(text) if text else None
         for row in rows:

@@ -1,9 +1,9 @@
 //! An index of tantivy in far memory beside one in memory and one in files: answers, times, resident memory of the process.
 //!
-//! `cargo run --release --example search -- far` and `-- memory` and `-- files`, each in a process of its own. With
-//! `far` the process has a limit of 64 MiB. `DOCUMENTS` is another number of documents, 100,000 unless set.
+//! `cargo run --release --example search -- far` and `-- memory` and `-- files`, each in a process of its own. With `far`
+//! the process has a limit of 64 MiB, or that of `LIMIT`. `DOCUMENTS` is another number of documents than 100,000.
 
-use farheap::{ByteCount, FarHeap, Heap};
+use farheap::{FarHeap, Heap};
 use farheap_tantivy::FarDirectory;
 use std::time::Instant;
 use tantivy::collector::{Count, TopDocs};
@@ -15,7 +15,6 @@ use tantivy::{Index, IndexSettings, IndexWriter, Searcher, TantivyDocument, doc}
 
 #[global_allocator]
 static HEAP: FarHeap = FarHeap::new();
-
 type Failure = Box<dyn std::error::Error>;
 const WORDS: u64 = 150; // Of a document.
 const VOCABULARY: u64 = 50_000;
@@ -71,7 +70,8 @@ fn main() -> Result<(), Failure> {
         Some("memory") => Box::new(RamDirectory::create()),
         Some("files") => Box::new(MmapDirectory::open(files.path())?),
         None | Some("far") => {
-            match Heap::builder().limit(ByteCount::mib(64)).dir(files.path()).start() {
+            let limit = std::env::var("LIMIT").unwrap_or_else(|_| "64MiB".to_owned());
+            match Heap::builder().set("limit", &limit)?.dir(files.path()).start() {
                 Ok(heap) => Box::new(FarDirectory::new(&heap)),
                 Err(error) => {
                     println!("skipped: {error}");
