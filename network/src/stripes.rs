@@ -217,6 +217,7 @@ impl Stripes {
                 scratch.is_busy.store(false, Ordering::Release);
                 return result;
             }
+            // A lock could not be taken in a signal handler, where its owner may be interrupted.
             std::thread::sleep(SCRATCH_PAUSE);
         }
     }

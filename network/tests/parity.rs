@@ -78,6 +78,7 @@ fn until(what: &str, client: &Client, is_so: impl Fn() -> bool) {
     let start = Instant::now();
     while !is_so() {
         assert!(start.elapsed() < PATIENCE, "{what}: {:?}", client.stats());
+        // Statistics tell nobody that they have changed.
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -350,8 +351,10 @@ fn threads_write_and_read_while_spans_are_emptied_and_servers_die() {
             });
         }
         for server in servers.iter().cycle().take(6) {
+            // Some requests are served, and some not: how many does not matter.
             std::thread::sleep(Duration::from_millis(100));
             server.control.kill(true);
+            // As above.
             std::thread::sleep(Duration::from_millis(50));
             server.control.revive();
         }

@@ -266,6 +266,7 @@ fn main() -> Result<(), Failure> {
                 if reserved.bytes > budget {
                     apart = apart.max(resident.saturating_sub(budget.0));
                 }
+                // The kernel tells nobody of a peak: samples at steady intervals find it.
                 std::thread::sleep(SAMPLE_EVERY);
             }
             (apart, resident_max)

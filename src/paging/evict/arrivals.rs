@@ -180,8 +180,9 @@ impl Arrivals {
         }
     }
 
-    /// True if `want` of the policy's pages should make room, not a chunk: what arrives is read in order and not read again more
-    /// than fresh data (`read_return`), or what was fresh comes back more than what was read (`fresh_return`).
+    /// True if `want` of the policy's pages should make room, not a chunk: what arrives is read in order, and is not
+    /// read again more than fresh data (`read_return`); or fresh data comes back by faults more than what was read
+    /// (`fresh_return`).
     ///
     /// Pages read at random are needed again at random: while its likes made room, a hot set of 300 MiB that
     /// had left with its chunks got back one page in eight that were read, and fresh data that nobody came

@@ -14,7 +14,8 @@
 //! ```
 //! A page comes back *soon* when a fault reads it before as many pages have left as the limit has room for:
 //! it would have been hit, had others left in its place (the refault distance of Linux's working-set
-//! detection, `mm/workingset.c`). What is read ahead of a fault does not count, as it costs little.
+//! detection, `mm/workingset.c`). Where fresh data is to stay, what is read ahead of a fault does not count, as it costs
+//! little; where data that is scanned again is to stay, it does, because nearly all of a scan is read ahead.
 
 use crate::base::error::Result;
 use crate::base::units::{PageCount, PageId};
@@ -34,11 +35,13 @@ const SPAN: u8 = READ - 1;
 /// Spans in which a limit of pages leaves.
 const SPANS: u8 = 8;
 
-/// Pages of one kind that left lately, and how many came back soon: by a fault, or at all.
+/// Pages of one kind that left lately.
 #[derive(Clone, Copy, Debug, Default)]
 struct Tally {
     left: u64,
+    /// Read again soon by a fault.
     came_back: u64,
+    /// Read again soon, by a fault or ahead of one.
     read_again: u64,
 }
 
