@@ -83,7 +83,7 @@ macro_rules! for_options {
         dir: path(PathBuf) = None,
             "the directory of the temporary file",
             { store c text dir, "directory",
-              "`$TMPDIR`, `/tmp`, or `/var/tmp` where `/tmp` is in memory", "that one is small" };
+              "`$TMPDIR`, `/tmp`, or `/var/tmp` where `/tmp` is in memory", "the default is too small" };
 
         /// Default: all of a device or file; a temporary file grows as far as its file system lets
         /// it. Set it to leave room for others.
