@@ -1,6 +1,6 @@
 //! Sets of blocks of 4 KiB, which several threads change.
 
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering, zeros};
 use std::ops::Range;
 
 /// Bytes of a block: what all offsets and lengths are multiples of.
@@ -17,8 +17,7 @@ impl BlockSet {
     /// Creates an empty set of the blocks of `bytes` bytes.
     pub(crate) fn new(bytes: u64) -> BlockSet {
         let words = bytes.div_ceil(BLOCK * 64) as usize;
-        let words = (0..words).map(|_| AtomicU64::new(0)).collect();
-        BlockSet { words, members: AtomicU64::new(0) }
+        BlockSet { words: zeros(words), members: AtomicU64::new(0) }
     }
 
     /// The words of the blocks of `len` bytes from `offset` on, with a mask of each.

@@ -36,7 +36,7 @@ pub(crate) enum FlightEnd {
     Lost,
 }
 
-/// The buffers of requests, by the request's number.
+/// The buffers of requests, by the request's number. Its memory is touched where requests have been.
 #[derive(Debug)]
 pub(crate) struct BufferTable {
     slices: Box<[IoSlice]>,
@@ -47,7 +47,7 @@ pub(crate) struct BufferTable {
 impl BufferTable {
     pub(crate) fn new(depth: usize, most: usize) -> BufferTable {
         BufferTable {
-            slices: vec![IoSlice::NONE; depth * most].into(),
+            slices: bytemuck::zeroed_slice_box(depth * most),
             counts: vec![0; depth].into(),
             most,
         }

@@ -29,7 +29,7 @@
 
 use crate::blocks::{BLOCK, BlockSet};
 use crate::parity::COLUMNS_MAX;
-use crate::sync::{AtomicU32, Ordering};
+use crate::sync::{AtomicU32, Ordering, zeros};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Rows of a span. (Models have few.)
@@ -173,21 +173,17 @@ pub(crate) struct Spans {
     open: Mutex<[Option<OpenSpan>; 2]>,
 }
 
-fn zeros(count: u64) -> Box<[AtomicU32]> {
-    (0..count).map(|_| AtomicU32::new(0)).collect()
-}
-
 impl Spans {
     pub(crate) fn new(layout: Layout) -> Spans {
-        let places = layout.spans * SPAN_ROWS * layout.data as u64;
+        let places = (layout.spans * SPAN_ROWS) as usize * layout.data;
         let free = BlockSet::new(layout.spans * BLOCK);
         free.insert(0, layout.spans * BLOCK);
         Spans {
             layout,
-            places: zeros(layout.blocks()),
+            places: zeros(layout.blocks() as usize),
             owners: zeros(places),
             sums: zeros(places),
-            references: zeros(layout.spans),
+            references: zeros(layout.spans as usize),
             free,
             open: Mutex::new([None; 2]),
         }
@@ -434,6 +430,23 @@ mod tests {
         }
         spans.release(rows.span, 1);
         rows
+    }
+
+    #[test]
+    fn exports_of_a_terabyte_take_no_memory_before_something_is_there() {
+        let resident = || {
+            let status = std::fs::read_to_string("/proc/self/status").expect("Linux tells it");
+            let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+            let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+            kib.expect("a number") << 10
+        };
+        let before = resident();
+        let spans = Spans::new(Layout::new(4, 1, 1 << 40));
+        // Tables of 12 GiB, and a bit for each span, all of which are free; other tests have some, too.
+        assert!(resident().saturating_sub(before) < 256 << 20);
+        assert_eq!(spans.free(), spans.layout().spans);
+        write(&spans, 0..64);
+        assert!(spans.pin(63).is_some());
     }
 
     #[test]
