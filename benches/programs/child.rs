@@ -5,12 +5,13 @@
 //! ```text
 //! own BYTES                            resident before the program begins
 //! phase NAME SECONDS CPU_SECONDS FAULTS BYTES_READ BYTES_WRITTEN    as soon as the phase has ended
+//! stall SECONDS                        if asked for: the longest time that its thread did not run
 //! end ANSWER PEAK_BYTES                or: skipped WHY, or: failed WHY
 //! ```
 
 use crate::group::MemoryGroup;
 use crate::limited::{self, Limited, Paged};
-use crate::os::{Array, Plain};
+use crate::os::{Array, Plain, ThreadClock};
 use crate::process::cpu_time;
 use crate::{Failure, Result, work};
 use clap::ValueEnum;
@@ -18,6 +19,9 @@ use farheap::{Far, Heap};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Where a program has its data.
@@ -71,6 +75,8 @@ pub(crate) struct Outcome {
     answer: String,
     /// It was stopped at the deadline: figures are those until then.
     pub(crate) stopped: bool,
+    /// Seconds of the longest time that its thread did not run, if that was asked for.
+    pub(crate) stall: f64,
     /// Resident bytes before the program began, those of files included.
     pub(crate) own: usize,
     /// Resident bytes at their peak, without those of files.
@@ -88,6 +94,7 @@ impl Outcome {
         let number = |at: usize| fields[at].parse::<f64>().unwrap_or(f64::NAN);
         match &fields[..] {
             ["own", _] => self.own = number(1) as usize,
+            ["stall", _] => self.stall = number(1),
             ["phase", name, _, _, _, _, _] => {
                 let [secs, cpu_secs, faults, read, written] = [2, 3, 4, 5, 6].map(number);
                 let name = (*name).to_owned();
@@ -133,11 +140,14 @@ pub(crate) struct Task {
     dir_is_given: bool,
     /// The heap's configuration.
     pub(crate) conf: String,
+    /// Whether stalls are looked for.
+    pub(crate) watches: bool,
 }
 
 impl Task {
     pub(crate) fn new(program: &str, size: usize, dir: PathBuf, dir_is_given: bool) -> Task {
-        Task { program: program.to_owned(), size, dir, dir_is_given, conf: String::new() }
+        let (program, conf) = (program.to_owned(), String::new());
+        Task { program, size, dir, dir_is_given, conf, watches: false }
     }
 
     /// Runs it in a process of its own, of at most `memory` bytes.
@@ -151,11 +161,12 @@ impl Task {
         let group = group.transpose()?;
         let (given, dir) = (self.dir_is_given, self.dir.display());
         let task = format!(
-            "{}\n{}\n{}\n{}\n{given}\n{dir}",
+            "{}\n{}\n{}\n{}\n{}\n{given}\n{dir}",
             self.program,
             side.name(),
             self.size,
-            self.conf
+            self.conf,
+            self.watches
         );
         let mut child = Limited::start(&task, group)?;
         let what = format!("{} on {}", self.program, side.name());
@@ -217,8 +228,8 @@ pub(crate) fn serve(task: &str) -> ExitCode {
 
 fn run(task: &str) -> Result<(u64, u64)> {
     let wrong = || Failure::Broken(format!("no task: {task:?}"));
-    let fields: Vec<&str> = task.splitn(6, '\n').collect();
-    let [program, side, size, conf, given, dir] = fields[..] else { return Err(wrong()) };
+    let fields: Vec<&str> = task.splitn(7, '\n').collect();
+    let [program, side, size, conf, watches, given, dir] = fields[..] else { return Err(wrong()) };
     let program = work::ALL.iter().find(|known| known.name == program).ok_or_else(wrong)?;
     let side = Side::named(side).ok_or_else(wrong)?;
     let size = size.parse().map_err(|_| wrong())?;
@@ -238,9 +249,47 @@ fn run(task: &str) -> Result<(u64, u64)> {
     drop(std::io::stdout());
     println!("own {}", limited::resident());
     let run = Run { side, dir: Path::new(dir), heap };
+    let watch = (watches == "true").then(StallWatch::start);
     let answer = (program.run)(&run, size)?;
+    if let Some(watch) = watch {
+        println!("stall {}", watch.end().as_secs_f64());
+    }
     let peak = limited::peak();
     // Also the check that nothing was lost.
     run.heap.map_or(Ok(()), |heap| heap.shutdown()).map_err(Failure::of)?;
     Ok((answer, peak))
+}
+
+/// Looks for the longest time that a thread does not run: a fault that waits for a server, most of all.
+struct StallWatch {
+    is_over: Arc<AtomicBool>,
+    thread: JoinHandle<Duration>,
+}
+
+impl StallWatch {
+    /// Watches the calling thread.
+    fn start() -> StallWatch {
+        /// Between two looks.
+        const TICK: Duration = Duration::from_millis(2);
+        let is_over = Arc::new(AtomicBool::new(false));
+        let (clock, over) = (ThreadClock::of_this(), Arc::clone(&is_over));
+        let thread = std::thread::spawn(move || {
+            let (mut longest, mut since, mut ran) = (Duration::ZERO, Instant::now(), clock.now());
+            while !over.load(Ordering::Relaxed) {
+                std::thread::sleep(TICK); // As exactly is a stall known.
+                let now = clock.now();
+                if now != ran {
+                    (since, ran) = (Instant::now(), now);
+                }
+                longest = longest.max(since.elapsed());
+            }
+            longest
+        });
+        StallWatch { is_over, thread }
+    }
+
+    fn end(self) -> Duration {
+        self.is_over.store(true, Ordering::Relaxed);
+        self.thread.join().expect("it does not panic")
+    }
 }

@@ -5,6 +5,7 @@
 //! cargo bench --bench programs -- --program hash_map --paper     # 1 Mi values of 100 bytes
 //! cargo bench --bench programs -- --size 1GiB --times 4 --rounds 1
 //! cargo bench --bench programs -- --conf readahead:off  # with a configuration of one's own
+//! cargo bench --bench programs -- --servers one,copies,parity,dying --times 2     # beside the file
 //! cargo bench --bench programs -- --test                # does it work? seconds
 //! ```
 //! Every side runs the same program in a process of its own, in turns, each in a memory control group of the
@@ -16,6 +17,7 @@
 //! compared with that of a run in memory.
 
 mod child;
+mod network;
 mod os;
 mod work;
 
@@ -31,6 +33,8 @@ mod neighbours;
 mod numbers;
 #[path = "../common/process.rs"]
 mod process;
+#[path = "../common/servers.rs"]
+mod servers;
 #[path = "../common/table.rs"]
 mod table;
 #[path = "../common/texts.rs"]
@@ -109,6 +113,9 @@ struct Args {
     /// What to compare with
     #[arg(long, value_delimiter = ',', value_enum, default_values_t = [Side::Swap, Side::Mmap])]
     baseline: Vec<Side>,
+    /// Compares far memory on servers, which it starts on this machine, with the file, and nothing else
+    #[arg(long, value_delimiter = ',', value_enum, conflicts_with_all = ["baseline", "conf"])]
+    servers: Vec<network::Servers>,
     /// Keys of farheap's configuration, instead of the defaults
     #[arg(long, value_name = "KEY:VALUE,...", default_value = "")]
     conf: String,
@@ -144,6 +151,11 @@ impl Args {
             None => ByteCount::mib(64),
         };
         size.as_usize()
+    }
+
+    /// Of each side.
+    fn rounds(&self) -> usize {
+        self.rounds.unwrap_or(if self.test { 1 } else { 3 }).max(1)
     }
 
     /// Where files of the baselines go: where farheap's own does.
@@ -184,7 +196,7 @@ fn run(args: &Args) -> Result<()> {
     };
     let programs: Vec<&Program> = work::ALL.iter().filter(wanted).collect();
     let largest = programs.iter().map(|program| (program.data)(args.size())).max().unwrap_or(0);
-    let mut sides = args.baseline.clone();
+    let mut sides = if args.servers.is_empty() { args.baseline.clone() } else { Vec::new() };
     sides.retain(|side| matches!(side, Side::Swap | Side::Mmap));
     // A hash map that grows is there twice for a moment, the smaller half the size.
     let _swap = if sides.contains(&Side::Swap) {
@@ -214,7 +226,7 @@ fn run(args: &Args) -> Result<()> {
     table::print_group("all programs", &means);
     rows.extend(means);
     if let Some(folder) = write(&rows, args) {
-        println!("\nwritten: programs.csv, programs.svg in {}", folder.display());
+        println!("\nwritten: tables and pictures in {}", folder.display());
     }
     table::print_goals(&rows);
     broken.map_or(Ok(()), Err)
@@ -222,7 +234,8 @@ fn run(args: &Args) -> Result<()> {
 
 /// Writes all rows so far; where it may not, says so and goes on.
 fn write(rows: &[Row], args: &Args) -> Option<PathBuf> {
-    let folder = table::write("programs", rows, args.test);
+    let name = if args.servers.is_empty() { "programs" } else { "programs_network" };
+    let folder = table::write(name, rows, args.test);
     folder.inspect_err(|why| println!("no figures were written: {why}")).ok()
 }
 
@@ -256,11 +269,19 @@ fn run_program(
     }
     for times in &args.times {
         let memory = in_memory.own + GROUP_SLACK + (data as u64 / times).max(LIMIT_MIN) as usize;
+        if !args.servers.is_empty() {
+            let name = format!("{} {times}x", program.name);
+            let new = network::run(args, &name, &task, memory, &in_memory)?;
+            table::print_group(&format!("{name}: group {} MiB", memory >> 20), &new);
+            rows.extend(new);
+            write(rows, args);
+            continue;
+        }
         let mut far: Vec<Outcome> = Vec::new();
         let mut bases: Vec<(Side, Vec<Outcome>)> =
             sides.iter().map(|side| (*side, Vec::new())).collect();
         bases.retain(|(side, _)| *side != Side::Mmap || program.maps);
-        for _ in 0..args.rounds.unwrap_or(if args.test { 1 } else { 3 }).max(1) {
+        for _ in 0..args.rounds() {
             let outcome = task.run(Side::Far, Some(memory), deadline)?;
             outcome.check(&in_memory)?;
             far.push(outcome);
@@ -306,37 +327,39 @@ fn run_program(
 
 /// The rows of a program in one group against one baseline.
 fn compare(name: &str, far: &[Outcome], side: Side, base: &[Outcome]) -> Vec<Row> {
-    let goal = match side {
-        Side::Swap if name == "btree_map 2x" => GOAL_BTREE,
-        Side::Swap => GOAL_LEVEL,
-        _ => GOAL,
+    let (base_name, goal) = match side {
+        Side::Swap if name == "btree_map 2x" => (side.name(), Some(GOAL_BTREE)),
+        Side::Swap => (side.name(), Some(GOAL_LEVEL)),
+        // What servers are compared with.
+        Side::Far => ("file", None),
+        _ => (side.name(), Some(GOAL)),
     };
     let whole = |outcomes: &[Outcome]| outcomes.iter().all(|outcome| !outcome.stopped);
     if !whole(far) && !whole(base) {
-        println!("  {name}: stopped on both sides, there is no ratio to {}", side.name());
+        println!("  {name}: stopped on both sides, there is no ratio to {base_name}");
         return Vec::new();
     }
     if !(whole(far) && whole(base)) {
         // At least as long as this.
         let secs = |outcomes: &[Outcome]| outcomes.iter().map(|run| run.sum(|p| p.secs)).collect();
         let work = (format!("{name} stopped at the deadline, {WHOLE}"), "s");
-        let base = (side.name().to_owned(), secs(base));
-        return vec![Row::of_rounds(work, secs(far), base, |value, base| base / value, Some(goal))];
+        let base = (base_name.to_owned(), secs(base));
+        return vec![Row::of_rounds(work, secs(far), base, |value, base| base / value, goal)];
     }
     let row = |work: &str, unit, figure: &dyn Fn(&Outcome) -> f64, goal| {
         let values = |outcomes: &[Outcome]| outcomes.iter().map(figure).collect();
         let less = |value: f64, base: f64| if value == base { 1.0 } else { base / value };
-        let base = (side.name().to_owned(), values(base));
+        let base = (base_name.to_owned(), values(base));
         Row::of_rounds((format!("{name} {work}"), unit), values(far), base, less, goal)
     };
     let phases = far[0].phases.iter().enumerate().filter(|(_, phase)| phase.name != work::FREE);
     let mut rows: Vec<Row> = phases
         .map(|(at, phase)| {
-            row(&phase.name, "s", &move |outcome| outcome.phases[at].secs, Some(GOAL))
+            row(&phase.name, "s", &move |outcome| outcome.phases[at].secs, goal.map(|_| GOAL))
         })
         .collect();
     let sum = |figure: fn(&Phase) -> f64| move |outcome: &Outcome| outcome.sum(figure);
-    rows.push(row(WHOLE, "s", &sum(|phase| phase.secs), Some(goal)));
+    rows.push(row(WHOLE, "s", &sum(|phase| phase.secs), goal));
     rows.push(row(PROCESSOR, "s CPU", &sum(|phase| phase.cpu_secs), None));
     rows.push(row("faults", "k", &sum(|phase| phase.faults / 1e3), None));
     rows.push(row("pages in", "k", &sum(|phase| phase.read / 4096e3), None));

@@ -1,4 +1,4 @@
-//! Arrays in files, and busy neighbours.
+//! Arrays in files, and the clock of a thread.
 #![expect(unsafe_code, reason = "maps files and sets the scheduling class")]
 #![expect(clippy::disallowed_methods, reason = "baselines do without the library's wrappers")]
 
@@ -6,6 +6,7 @@ use crate::{Failure, Result};
 use std::ops::{Deref, DerefMut};
 use std::os::fd::AsRawFd;
 use std::path::Path;
+use std::time::Duration;
 
 /// Numbers.
 ///
@@ -84,5 +85,28 @@ impl<T> Drop for Mapped<T> {
         let bytes = (self.len * size_of::<T>()).max(1);
         // SAFETY: mapped by `Array::mapped` with this length, and nobody borrows it any more.
         unsafe { libc::munmap(self.ptr.cast(), bytes) };
+    }
+}
+
+/// Processor time of one thread, which other threads can look at.
+#[derive(Clone, Copy)]
+pub(crate) struct ThreadClock(libc::clockid_t);
+
+impl ThreadClock {
+    pub(crate) fn of_this() -> ThreadClock {
+        let mut clock = 0;
+        // SAFETY: takes nothing.
+        let this = unsafe { libc::pthread_self() };
+        // SAFETY: a thread's own handle is valid, and so is `clock` for the write.
+        let error = unsafe { libc::pthread_getcpuclockid(this, &mut clock) };
+        assert_eq!(error, 0, "a thread has a clock");
+        ThreadClock(clock)
+    }
+
+    pub(crate) fn now(self) -> Duration {
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: `time` is valid for the write.
+        unsafe { libc::clock_gettime(self.0, &mut time) };
+        Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
     }
 }

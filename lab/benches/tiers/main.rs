@@ -14,8 +14,8 @@
 //! row, and `tiers.svg`. It checks what it reads.
 //!
 //! `tpch` and `separation` have the queries of the example `tiers`, in processes of their own: Figures 5
-//! to 7 of "Separated Allocator Metadata in Disaggregated In-Memory Databases: Friend or Foe?". `auto` has them
-//! placed by how often they are read.
+//! to 7 of "Separated Allocator Metadata in Disaggregated In-Memory Databases: Friend or Foe?". `cpp` has the same of
+//! a store in C++. `auto` has them placed by how often they are read.
 
 #[path = "../../../segments/examples/tiers/answers.rs"]
 #[allow(dead_code, unused_imports, reason = "the example's, and its tests run there")]
@@ -24,6 +24,7 @@ mod auto;
 mod child;
 #[path = "../../../benches/common/mod.rs"]
 mod common;
+mod cpp;
 #[path = "../../../benches/common/failure.rs"]
 #[expect(dead_code, reason = "this benchmark does not catch interrupts")]
 mod failure;
@@ -39,6 +40,8 @@ mod queries;
 #[path = "../../../benches/common/raw.rs"]
 mod raw;
 mod separation;
+#[path = "../../../benches/common/servers.rs"]
+mod servers;
 #[path = "../../../benches/common/table.rs"]
 mod table;
 #[path = "../../../segments/examples/tiers/tables.rs"]
@@ -74,7 +77,7 @@ const QUERY_WORDS: usize = 8 << 10;
 
 #[derive(Clone, Debug, Parser)]
 struct Options {
-    /// Only groups whose names contain one of these: migrate, queries, memory, tpch, separation, auto.
+    /// Only groups whose names contain one of these: migrate, queries, memory, tpch, separation, cpp, auto.
     words: Vec<String>,
     /// Bytes that migrate.
     #[arg(long, default_value = "256MiB")]
@@ -158,6 +161,9 @@ fn run(options: &Options) -> Result<()> {
     }
     if options.wants("separation") {
         separation::rows(options, &mut rows)?;
+    }
+    if options.wants("cpp") {
+        cpp::rows(options, &mut rows)?;
     }
     if options.wants("auto") {
         auto::rows(options, &mut rows)?;

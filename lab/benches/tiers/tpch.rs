@@ -5,19 +5,19 @@
 //! | how much a read brings | Figure 5, whose page sizes are that, but for jemalloc's `retain`, which far arenas need |
 //! | metadata and retained addresses of a migration | Figure 6 |
 //! | metadata in the tier, and separated | Figure 7 (module `separation`) |
-//! | a loop device, a network block device, a mapped file | beyond it |
+//! | a loop device, a server, a mapped file | beyond it |
 
 use crate::child::Side;
 use crate::failure::{Failure, Result};
 use crate::group::{MemoryGroup, tool};
+use crate::servers::{Kind, Server};
 use crate::table::{Row, median};
 use crate::{Options, broken};
 use farheap::ByteCount;
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 
 /// How much a read brings, as the rows name it: the default, and without reading ahead.
 const READS: [(&str, &str); 2] = [("2 MiB", ""), ("4 KiB", ",readahead:off")];
@@ -166,21 +166,15 @@ impl Job<'_> {
         let base = self.side("the file", Side::Far, &self.conf(""))?;
         let Some(base) = base else { return Ok(()) };
         let base: Vec<f64> = base.iter().map(Told::slowdown).collect();
-        let mut sides = Vec::new();
         let size = ByteCount(self.cache.get() * 100 / self.options.cache.max(1) * 3 / 2);
-        for (what, device) in [
-            ("a loop device", Device::on_loop(size)),
-            ("a network block device", Device::on_nbd(size)),
-        ] {
-            match device {
-                Ok(device) => {
-                    let conf = format!(",device:{}", device.path.display());
-                    sides.push((what, Ok(conf), Some(device)));
-                }
-                Err(failure) => sides.push((what, Err(failure), None)),
-            }
-        }
-        for (what, conf, _device) in sides {
+        let on_loop = Device::on_loop(size);
+        let server = Server::start(Kind::Nbdkit, size.get().div_ceil(1 << 20));
+        let sides = [
+            ("a loop device", on_loop.as_ref().map(|device| device.path.display().to_string())),
+            ("a server", server.as_ref().map(|server| server.address.to_string())),
+        ];
+        for (what, device) in sides {
+            let conf = device.map(|device| format!(",device:\"{device}\""));
             let told = match conf {
                 Ok(more) => self.side(what, Side::Far, &self.conf(&more))?,
                 Err(why) => {
@@ -247,8 +241,6 @@ impl Drop for Running {
 /// A block device over a file, gone when dropped.
 struct Device {
     path: PathBuf,
-    servers: Vec<Child>,
-    mounted: Option<PathBuf>,
     _dir: tempfile::TempDir,
 }
 
@@ -258,63 +250,14 @@ impl Device {
         let file = dir.path().join("disk");
         let made = std::fs::File::create_new(&file).and_then(|file| file.set_len(size.get()));
         made.map_err(Failure::io)?;
-        Device { path: PathBuf::new(), servers: Vec::new(), mounted: None, _dir: dir }.attach(&file)
-    }
-
-    /// nbdkit serves memory over a socket of this machine; nbdfuse makes a file of it, which a loop
-    /// device makes a block device of: that needs no module of the kernel.
-    fn on_nbd(size: ByteCount) -> Result<Device> {
-        let dir = tempfile::tempdir().map_err(Failure::io)?;
-        let (socket, file) = (dir.path().join("nbd.sock"), dir.path().join("disk"));
-        std::fs::write(&file, b"").map_err(Failure::io)?;
-        let mut device =
-            Device { path: PathBuf::new(), servers: Vec::new(), mounted: None, _dir: dir };
-        let mut server = Command::new("nbdkit");
-        server.args(["-f", "--exit-with-parent", "-U"]).arg(&socket);
-        device.serve(server.args(["memory", &size.get().to_string()]), || socket.exists())?;
-        let is_there =
-            || std::fs::metadata(&file).is_ok_and(|metadata| metadata.len() == size.get());
-        let mut fuse = Command::new("nbdfuse");
-        device.serve(fuse.arg(&file).arg("--unix").arg(&socket), is_there)?;
-        device.mounted = Some(file.clone());
-        device.attach(&file)
-    }
-
-    /// Starts a server and waits until it serves.
-    fn serve(&mut self, server: &mut Command, is_ready: impl Fn() -> bool) -> Result<()> {
-        const WAIT_MAX: Duration = Duration::from_secs(20);
-        let program = server.get_program().to_string_lossy().into_owned();
-        let said = server.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
-        self.servers.push(said.map_err(|error| Failure::Skipped(format!("{program}: {error}")))?);
-        let began = Instant::now();
-        while !is_ready() {
-            if began.elapsed() > WAIT_MAX {
-                return Err(Failure::Skipped(format!("{program} does not serve")));
-            }
-            std::thread::sleep(Duration::from_millis(10)); // It tells nobody.
-        }
-        Ok(())
-    }
-
-    fn attach(mut self, file: &Path) -> Result<Device> {
         let name = file.to_str().expect("the name is UTF-8");
-        self.path = tool("losetup", &["-f", "--show", "--direct-io=on", name])?.into();
-        Ok(self)
+        let path = tool("losetup", &["-f", "--show", "--direct-io=on", name])?.into();
+        Ok(Device { path, _dir: dir })
     }
 }
 
 impl Drop for Device {
     fn drop(&mut self) {
-        if self.path.components().next().is_some() {
-            drop(tool("losetup", &["-d", self.path.to_str().expect("the name is ASCII")]));
-        }
-        // The server first: what is in flight fails then, and does not hold the file.
-        for server in &mut self.servers {
-            drop(server.kill());
-            drop(server.wait());
-        }
-        if let Some(file) = &self.mounted {
-            drop(tool("umount", &["-l", file.to_str().expect("the name is UTF-8")]));
-        }
+        drop(tool("losetup", &["-d", self.path.to_str().expect("the name is ASCII")]));
     }
 }
