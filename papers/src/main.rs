@@ -57,8 +57,9 @@ struct Args {
     all: bool,
     #[command(flatten)]
     size: Sizes,
-    /// Rounds begin until this time is used up, such as `1h`; one of each benchmark is run in any case.
-    /// 18m with --quick, 2h otherwise, 1h with --paper-size.
+    /// Rounds begin until this time is used up, such as `1h`; one of each benchmark is run in any case, but with
+    /// --paper-size: there a round begins only if it is likely to end in time, and --resume goes on with those that did
+    /// not. 18m with --quick, 2h otherwise, 1h with --paper-size.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     budget: Option<Duration>,
     /// Rounds at most.
@@ -197,7 +198,7 @@ struct Bench<'a> {
     name: &'static str,
     items: Vec<&'a Item>,
     rounds: Rounds,
-    /// The last round.
+    /// The last round; before that what it is expected to take, which is known for the papers' sizes.
     took: Duration,
     failed: Option<String>,
     is_skipped: bool,
@@ -210,7 +211,9 @@ impl<'a> Bench<'a> {
         let opened = Rounds::open(root, name, plan.size, plan.continues);
         let failed = opened.as_ref().err().cloned();
         let rounds = opened.unwrap_or_default();
-        Bench { name, items, rounds, took: Duration::ZERO, failed, is_skipped: false }
+        let minutes = if plan.size == Size::Paper { items[0].run.paper_minutes } else { 0 };
+        let took = Duration::from_secs(60 * minutes);
+        Bench { name, items, rounds, took, failed, is_skipped: false }
     }
 
     /// Findings that are decided, or that this benchmark does not measure here; and all.
@@ -230,7 +233,15 @@ impl<'a> Bench<'a> {
             return false;
         }
         let (decided, all) = self.decided();
-        self.rounds.len() == 0 || decided < all && self.took <= left
+        match self.rounds.len() {
+            0 => plan.size != Size::Paper || self.took <= left,
+            _ => decided < all && self.took <= left,
+        }
+    }
+
+    /// Not begun: for want of time.
+    fn is_left(&self, plan: &Plan) -> bool {
+        plan.size == Size::Paper && self.rounds.len() == 0 && self.failed.is_none()
     }
 
     fn run_round(&mut self, root: &Path, size: Size) {
@@ -278,10 +289,13 @@ fn reproduce(root: &Path, items: &[&Item], plan: &Plan) -> usize {
             break;
         }
     }
-    let (mut failed, mut skipped, mut told) = (0, 0, Vec::new());
+    let (mut failed, mut skipped, mut told, mut left) = (0, 0, Vec::new(), Vec::new());
     let mut table = Verdicts::new(root, plan.size);
     for bench in &benches {
-        if bench.is_skipped {
+        if bench.is_left(plan) {
+            left.push(format!("{} (some {} min)", bench.name, bench.took.as_secs() / 60));
+        }
+        if bench.is_skipped || bench.is_left(plan) {
             skipped += bench.items.len();
             continue;
         }
@@ -314,6 +328,11 @@ fn reproduce(root: &Path, items: &[&Item], plan: &Plan) -> usize {
         count(Verdict::Undecided),
         count(Verdict::Open),
     );
+    if !left.is_empty() {
+        // Else a budget that is too small for any would look like success.
+        failed += usize::from(left.len() == benches.len());
+        println!("left for another command, with --resume: {}", left.join(", "));
+    }
     match table.write(&folder.join("verdicts.csv")) {
         Ok(()) => println!("written: {}", display(&folder.join("verdicts.csv"), root)),
         Err(why) => {
