@@ -26,8 +26,9 @@ enum Owner {
 }
 
 impl Far {
-    pub(crate) fn on_server(server: &Server) -> Result<Far> {
-        let conf = format!("far_limit:{LIMIT},device:\"{}\"", server.address);
+    /// With more of the configuration than limit and device.
+    pub(crate) fn on_server(server: &Server, more: &str) -> Result<Far> {
+        let conf = format!("far_limit:{LIMIT},device:\"{}\"{more}", server.address);
         let heap = Heap::builder().parse(&conf).and_then(|builder| builder.start());
         Far::of(Owner::Heap(heap.map_err(Failure::of)?))
     }

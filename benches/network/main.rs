@@ -201,30 +201,44 @@ fn disk_of(server: &Server) -> Option<Disk> {
 
 /// Faults of one thread beside bare reads of a page, and beside faults on the server as a disk.
 fn faults(args: &Args, kind: Kind, rows: &mut Vec<Row>) -> Result<()> {
-    let servers = (0..3).map(|_| Server::start(kind, MIB)).collect::<Result<Vec<_>>>()?;
-    let [of_far, of_bare, of_disk] = &servers[..] else { unreachable!("three were started") };
-    let far = Far::on_server(of_far)?;
+    let servers = (0..4).map(|_| Server::start(kind, MIB)).collect::<Result<Vec<_>>>()?;
+    let [of_far, of_thread, of_bare, of_disk] = &servers[..] else { unreachable!("four started") };
     let mut bare = Bare::connect(of_bare, PAGE)?;
-    let row = Compared {
-        work: format!("{}: a fault, p50", kind.name()),
-        unit: "us",
-        baseline: "a bare read of 4 KiB, and 25 us",
-        ratio: |value, base| (base + FAULT_EXTRA_US) / value,
-        goal: Some(1.0),
-    };
     let count = args.count() / 4;
-    let mut new = vec![args.turns(&row, &mut || far.p50(count), &mut || bare.p50(count))?];
-    let file = Far::on_file()?;
-    let row = Compared { baseline: "the default file", ratio: time, goal: None, ..row };
-    new.push(args.turns(&row, &mut || far.p50(count), &mut || file.p50(count))?);
-    drop(file);
-    if let Some(disk) = disk_of(of_disk) {
-        let on_disk = Far::on_disk(disk.path())?;
-        let row = Compared { baseline: "nbdfuse and loop", ..row };
-        new.push(args.turns(&row, &mut || far.p50(count), &mut || on_disk.p50(count))?);
+    let mut new = Vec::new();
+    let row = |what: &str, baseline| Compared {
+        work: format!("{}: a fault{what}, p50", kind.name()),
+        unit: "us",
+        baseline,
+        ratio: time,
+        goal: None,
+    };
+    for (what, server, more) in
+        [(" in its own thread", of_thread, ",mode:in_thread"), ("", of_far, "")]
+    {
+        let far = Far::on_server(server, more)?;
+        let row_of = |baseline| row(what, baseline);
+        let row = Compared {
+            ratio: |value, base| (base + FAULT_EXTRA_US) / value,
+            goal: Some(1.0),
+            ..row_of("a bare read of 4 KiB, and 25 us")
+        };
+        new.push(args.turns(&row, &mut || far.p50(count), &mut || bare.p50(count))?);
+        if more.is_empty() {
+            let file = Far::on_file()?;
+            let row = row_of("the default file");
+            new.push(args.turns(&row, &mut || far.p50(count), &mut || file.p50(count))?);
+            drop(file);
+            if let Some(disk) = disk_of(of_disk) {
+                let on_disk = Far::on_disk(disk.path())?;
+                let row = row_of("nbdfuse and loop");
+                new.push(args.turns(&row, &mut || far.p50(count), &mut || on_disk.p50(count))?);
+            }
+        }
+        far.end()?;
     }
     add(rows, kind.name(), new);
-    far.end()
+    Ok(())
 }
 
 /// Two copies, and pages with parity over six servers of which two may be lost, beside one server.

@@ -264,6 +264,16 @@ fn placements(work: Work, options: &Options) -> Result<Vec<Row>> {
         None,
     )];
     if work.is_written() {
+        let cpu = |samples: &[Sample]| {
+            samples.iter().map(|sample| sample.cpu * 1e9 / count as f64).collect::<Vec<_>>()
+        };
+        rows.push(Row::of_rounds(
+            (name("processor time, metadata separated"), "ns"),
+            cpu(&separated),
+            ("metadata in the tier".to_owned(), cpu(&together)),
+            faster,
+            None,
+        ));
         let mib = |seconds: f64| bytes as f64 / seconds / f64::from(1 << 20);
         let rates = seconds(&separated).into_iter().map(mib).collect();
         let gib = bytes as f64 / f64::from(1 << 30);

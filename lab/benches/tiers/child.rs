@@ -8,6 +8,7 @@
 
 use crate::answers::{Answer, QUERIES};
 use crate::auto;
+use crate::process::cpu_time;
 use crate::tables::Database;
 use crate::{Failure, Options, Result, broken, load, queries};
 use clap::ValueEnum;
@@ -84,10 +85,13 @@ impl Job {
         Ok(job)
     }
 
-    /// Runs the queries in random order, and tells the seconds of one pass.
+    /// Runs the queries in random order, and tells the seconds of one pass, by the clock and of the processor.
     pub(crate) fn tell(&self, name: &str) -> Result<()> {
+        let before = cpu_time();
         let seconds = self.pass(self.passes)?;
+        let of_processor = (cpu_time() - before).as_secs_f64();
         println!("{name} {}", seconds / self.passes as f64);
+        println!("{name}_cpu {}", of_processor / self.passes as f64);
         Ok(())
     }
 
@@ -140,9 +144,10 @@ fn far(options: &Options) -> Result<()> {
     let heap = start(options)?;
     let job = Job::load(options)?;
     let before = Allocated::now();
-    let began = Instant::now();
+    let (began, cpu) = (Instant::now(), cpu_time());
     job.move_all(Tier::FAR)?;
     println!("migrate {}", began.elapsed().as_secs_f64());
+    println!("migrate_cpu {}", (cpu_time() - cpu).as_secs_f64());
     let after = Allocated::now();
     println!("far {}", heap.usage().allocated_bytes.get());
     println!("metadata {}", after.metadata.saturating_sub(before.metadata));

@@ -37,6 +37,9 @@ mod load;
 #[path = "../../../segments/examples/tiers/queries/mod.rs"]
 #[allow(dead_code, unused_imports, reason = "the example's, and its tests run there")]
 mod queries;
+#[path = "../../../benches/common/process.rs"]
+#[expect(dead_code, reason = "this benchmark does not catch interrupts")]
+mod process;
 #[path = "../../../benches/common/raw.rs"]
 mod raw;
 mod separation;
@@ -97,6 +100,9 @@ struct Options {
     /// Scale factors of `separation`.
     #[arg(long, value_delimiter = ',', default_value = "0.1,0.5")]
     scale_factors: Vec<f64>,
+    /// Pairs of `separation` in each round.
+    #[arg(long, default_value_t = 1)]
+    pairs: usize,
     /// How often each query runs on each side.
     #[arg(long, default_value_t = 3)]
     passes: usize,
