@@ -167,7 +167,7 @@ const METADATA: Run = Run {
 
 const COOPERATIVE: Run = Run {
     bench: "cooperative",
-    quick: &["--seconds", "5", "--every", "2.5", "--warm-up", "1.5"],
+    quick: &["--seconds", "5", "--every", "2.5", "--hold", "1.2", "--warm-up", "1.5"],
     usual: &[],
     paper: &["--full"],
     paper_minutes: 35,
@@ -536,18 +536,54 @@ pub(crate) const CATALOGUE: &[Item] = &[
         title: "processor time of queries and of migration with metadata separated, by scale factor",
         run: TIERS,
         points: &[
-            scaled(SEPARATED_QUERIES[0], &["separation; scale factor 0.1: processor time of queries,"]),
-            scaled(SEPARATED_QUERIES[1], &["separation; scale factor 0.5: processor time of queries,"]),
-            scaled(SEPARATED_QUERIES[2], &["separation; scale factor 1: processor time of queries,"]),
-            scaled(SEPARATED_QUERIES[3], &["separation; scale factor 2: processor time of queries,"]),
-            scaled(SEPARATED_QUERIES[4], &["separation; scale factor 4: processor time of queries,"]),
-            scaled(SEPARATED_QUERIES[5], &["separation; scale factor 8: processor time of queries,"]),
-            scaled(SEPARATED_MIGRATION[0], &["separation; scale factor 0.1: processor time of migration,"]),
-            scaled(SEPARATED_MIGRATION[1], &["separation; scale factor 0.5: processor time of migration,"]),
-            scaled(SEPARATED_MIGRATION[2], &["separation; scale factor 1: processor time of migration,"]),
-            scaled(SEPARATED_MIGRATION[3], &["separation; scale factor 2: processor time of migration,"]),
-            scaled(SEPARATED_MIGRATION[4], &["separation; scale factor 4: processor time of migration,"]),
-            scaled(SEPARATED_MIGRATION[5], &["separation; scale factor 8: processor time of migration,"]),
+            scaled(
+                SEPARATED_QUERIES[0],
+                &["separation; scale factor 0.1: processor time of queries,"],
+            ),
+            scaled(
+                SEPARATED_QUERIES[1],
+                &["separation; scale factor 0.5: processor time of queries,"],
+            ),
+            scaled(
+                SEPARATED_QUERIES[2],
+                &["separation; scale factor 1: processor time of queries,"],
+            ),
+            scaled(
+                SEPARATED_QUERIES[3],
+                &["separation; scale factor 2: processor time of queries,"],
+            ),
+            scaled(
+                SEPARATED_QUERIES[4],
+                &["separation; scale factor 4: processor time of queries,"],
+            ),
+            scaled(
+                SEPARATED_QUERIES[5],
+                &["separation; scale factor 8: processor time of queries,"],
+            ),
+            scaled(
+                SEPARATED_MIGRATION[0],
+                &["separation; scale factor 0.1: processor time of migration,"],
+            ),
+            scaled(
+                SEPARATED_MIGRATION[1],
+                &["separation; scale factor 0.5: processor time of migration,"],
+            ),
+            scaled(
+                SEPARATED_MIGRATION[2],
+                &["separation; scale factor 1: processor time of migration,"],
+            ),
+            scaled(
+                SEPARATED_MIGRATION[3],
+                &["separation; scale factor 2: processor time of migration,"],
+            ),
+            scaled(
+                SEPARATED_MIGRATION[4],
+                &["separation; scale factor 4: processor time of migration,"],
+            ),
+            scaled(
+                SEPARATED_MIGRATION[5],
+                &["separation; scale factor 8: processor time of migration,"],
+            ),
             scaled("queries, in C++", &["C++ queries separated; scale factor"]),
             scaled("migration, in C++", &["C++ migration separated; scale factor"]),
         ],

@@ -26,7 +26,6 @@ mod child;
 mod common;
 mod cpp;
 #[path = "../../../benches/common/failure.rs"]
-#[expect(dead_code, reason = "this benchmark does not catch interrupts")]
 mod failure;
 #[path = "../../../benches/common/group.rs"]
 #[expect(dead_code, reason = "this benchmark does not swap")]
@@ -34,12 +33,12 @@ mod group;
 #[path = "../../../segments/examples/tiers/load.rs"]
 #[allow(dead_code, unused_imports, reason = "the example's, and its tests run there")]
 mod load;
-#[path = "../../../segments/examples/tiers/queries/mod.rs"]
-#[allow(dead_code, unused_imports, reason = "the example's, and its tests run there")]
-mod queries;
 #[path = "../../../benches/common/process.rs"]
 #[expect(dead_code, reason = "this benchmark does not catch interrupts")]
 mod process;
+#[path = "../../../segments/examples/tiers/queries/mod.rs"]
+#[allow(dead_code, unused_imports, reason = "the example's, and its tests run there")]
+mod queries;
 #[path = "../../../benches/common/raw.rs"]
 mod raw;
 mod separation;
