@@ -23,7 +23,7 @@ struct Told {
 
 /// All rows; a machine that cannot build it is told.
 pub(crate) fn rows(options: &Options, rows: &mut Vec<Row>) -> Result<()> {
-    let measured = build().and_then(|program| measure(options, &program));
+    let measured = build(options).and_then(|program| measure(options, &program));
     match measured {
         Ok(new) => crate::add("C++", rows, new, options),
         Err(Failure::Skipped(why)) => {
@@ -83,10 +83,15 @@ fn measure(options: &Options, program: &Path) -> Result<Vec<Row>> {
 ///
 /// # Errors
 /// [`Failure::Skipped`] without a compiler.
-fn build() -> Result<PathBuf> {
+fn build(options: &Options) -> Result<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a member of the workspace");
-    let library = library(root)?;
-    let program = library.with_file_name("tiers_chunks");
+    let me = std::env::current_exe().map_err(Failure::io)?;
+    // PROFILE/deps/tiers-HASH
+    let dir = me.ancestors().nth(2).expect("cargo builds into two directories");
+    // A smoke run takes what the tests were linked with.
+    let built = if options.test { newest_library(dir) } else { None };
+    let library = built.map_or_else(|| library(root, dir), Ok)?;
+    let program = dir.join("tiers_chunks");
     let headers = ["ffi/include/farheap.h", "ffi/include/farheap.hpp", "ffi/examples/chunks.hpp"];
     let source = root.join("ffi/examples/chunks.cpp");
     let changed = |path: &Path| path.metadata().and_then(|file| file.modified()).ok();
@@ -105,11 +110,21 @@ fn build() -> Result<PathBuf> {
     }
 }
 
+/// The static library that was built last into a profile's directory.
+fn newest_library(dir: &Path) -> Option<PathBuf> {
+    let entries = [dir.to_owned(), dir.join("deps")].into_iter().flat_map(|dir| dir.read_dir());
+    let paths = entries.flatten().flatten().map(|entry| entry.path());
+    let is_library = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with("libfarheap_ffi") && name.ends_with(".a")
+    };
+    paths
+        .filter(is_library)
+        .max_by_key(|path| path.metadata().and_then(|file| file.modified()).ok())
+}
+
 /// The static library of the profile that this benchmark was built with, made now.
-fn library(root: &Path) -> Result<PathBuf> {
-    let me = std::env::current_exe().map_err(Failure::io)?;
-    // PROFILE/deps/tiers-HASH
-    let dir = me.ancestors().nth(2).expect("cargo builds into two directories");
+fn library(root: &Path, dir: &Path) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut build = Command::new(cargo);
     build.current_dir(root).args(["build", "--quiet", "--package", "farheap-ffi", "--lib"]);
