@@ -301,13 +301,20 @@ impl Link {
         vectors: &BufferTable,
         done: &mut dyn FnMut(usize, FlightEnd),
     ) -> io::Result<bool> {
-        let mut has_come = false;
+        let (mut has_come, mut has_yielded) = (false, false);
         while let Some((room, count)) = self.receive(vectors)? {
             (has_come, self.heard) = (true, Instant::now());
             self.digest(vectors, done)?;
-            if count < room {
-                break; // The socket is empty: another call would only tell so.
+            if count == room {
+                continue;
             }
+            // The socket is empty: another call would only tell so. But servers that send the head of a reply apart from its
+            // data are about to send that, on this processor or another one: sooner than a sleep and a wake take.
+            if has_yielded || self.incoming.is_none() {
+                break;
+            }
+            std::thread::yield_now();
+            has_yielded = true;
         }
         Ok(has_come)
     }
