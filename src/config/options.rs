@@ -112,7 +112,8 @@ macro_rules! for_options {
         /// 4 to 16 KiB are best; `off` when the program chooses itself what goes far.
         threshold: maybe(ByteCount) or "off" = Some(ByteCount::kib(64)),
             "the size in bytes from which the global allocator places allocations in far memory",
-            { heap c bytes threshold, "size, `0` for all, or `off`", "", "smaller objects are to go far, or none" };
+            { heap c bytes threshold, "size, `0` for all, or `off`", "",
+              "smaller objects are to go far, or no object by its size" };
 
         /// From 1 to 64.
         ///
