@@ -3,7 +3,8 @@
 //! A charge that does not fit becomes a *claim*: it asks for bytes to be reclaimed and tries
 //! again. Small charges come and go all the time, so a large claim would never find all its bytes
 //! free at one moment; therefore one claim at a time *gathers*: it charges what is free, piece by
-//! piece, and keeps it while it reclaims the rest.
+//! piece, and keeps it while it reclaims the rest. It tells how much that is, so that others can pay
+//! for what they charge meanwhile with as much as they reclaim at a time.
 //!
 //! ```text
 //!            fits                         gathered all
@@ -30,22 +31,26 @@
 //! 4. `reclaim` and `patient` are called without any lock held.
 
 use crate::base::error::Result;
-use crate::base::sync::{AtomicBool, Ordering};
+use crate::base::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::base::units::ByteCount;
 use crate::limit::budget::Budget;
 
 /// The right to gather, or to change the limit: one thread has it at a time. Not a lock: nobody blocks on it.
-#[derive(Debug)]
-pub(crate) struct Turn(AtomicBool);
+#[derive(Debug, Default)]
+pub(crate) struct Turn {
+    taken: AtomicBool,
+    wanted: AtomicU64,
+}
 
 impl Turn {
-    pub(crate) fn new() -> Turn {
-        Turn(AtomicBool::new(false))
+    /// Bytes that the thread which has it still has to gather. A hint: only the amount of work depends on it.
+    pub(crate) fn wanted(&self) -> u64 {
+        self.wanted.load(Ordering::Relaxed)
     }
 
     pub(crate) fn take(&self) -> Option<Taken<'_>> {
         // Pairs with the release in `drop`: what the one before charged is seen.
-        let taken = self.0.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed);
+        let taken = self.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed);
         // Not `then_some`: a `Taken` that is made is dropped, and frees the holder's turn.
         taken.is_ok().then(|| Taken(self))
     }
@@ -57,7 +62,8 @@ pub(crate) struct Taken<'a>(&'a Turn);
 
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
-        self.0.0.store(false, Ordering::Release);
+        self.0.wanted.store(0, Ordering::Relaxed);
+        self.0.taken.store(false, Ordering::Release);
     }
 }
 
@@ -94,6 +100,7 @@ pub(crate) fn claim(
         if taken.is_some() {
             let rest = ByteCount(bytes.0 - gathered.bytes);
             gathered.bytes += budget.charge_up_to(rest.min(room())).0;
+            turn.wanted.store(bytes.0 - gathered.bytes, Ordering::Relaxed);
         } else if bytes <= room() && budget.try_charge(bytes) {
             return true;
         }
@@ -151,7 +158,7 @@ mod tests {
     #[test]
     fn a_claim_keeps_what_it_gathered_while_others_take_the_rest() {
         let budget = Budget::new(ByteCount(100));
-        let turn = Turn::new();
+        let turn = Turn::default();
         assert!(budget.try_charge(ByteCount(100)));
         let mut rounds = 0;
         // Each round frees 20, of which a bystander takes 10 before the claim looks again.
@@ -168,7 +175,7 @@ mod tests {
 
     #[test]
     fn asking_for_a_turn_that_is_taken_does_not_free_it() {
-        let turn = Turn::new();
+        let turn = Turn::default();
         let taken = turn.take();
         assert!(taken.is_some());
         assert!(turn.take().is_none());
@@ -180,7 +187,7 @@ mod tests {
     #[test]
     fn a_refused_claim_leaves_nothing_charged() {
         let budget = Budget::new(ByteCount(100));
-        let turn = Turn::new();
+        let turn = Turn::default();
         assert!(budget.try_charge(ByteCount(70)));
         let refused = !claim(&budget, &turn, ByteCount(60), any, |_| ByteCount::ZERO, |_| false);
         assert!(refused);
@@ -190,7 +197,7 @@ mod tests {
     #[test]
     fn a_panic_while_reclaiming_gives_back_turn_and_bytes() {
         let budget = Budget::new(ByteCount(100));
-        let turn = Turn::new();
+        let turn = Turn::default();
         assert!(budget.try_charge(ByteCount(70)));
         let panics = std::panic::AssertUnwindSafe(|| {
             // Which the panic hook does not tell of.
@@ -266,7 +273,7 @@ mod loom_tests {
         explore(|| {
             let shared = std::sync::Arc::new(Budget::new(ByteCount(100)));
             let cache = cache(&shared, 100);
-            let turn = Arc::new(Turn::new());
+            let turn = Arc::new(Turn::default());
             let claimer = |bytes: u64| {
                 let (shared, cache) = (std::sync::Arc::clone(&shared), Arc::clone(&cache));
                 let turn = Arc::clone(&turn);
@@ -294,7 +301,7 @@ mod loom_tests {
         explore(|| {
             let shared = std::sync::Arc::new(Budget::new(ByteCount(100)));
             let cache = cache(&shared, 80);
-            let turn = Arc::new(Turn::new());
+            let turn = Arc::new(Turn::default());
             let (of_claim, to_give) = (std::sync::Arc::clone(&shared), Arc::clone(&cache));
             let claiming = thread::spawn(move || {
                 let budget = Budget::under(of_claim, ByteCount(100));

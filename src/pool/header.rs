@@ -89,7 +89,7 @@ pub(super) struct Snapshot {
 impl Header {
     pub(super) fn new(file: Arc<TableFile>) -> Header {
         let written = Ranked::new(Rank::Leaf, DeviceHeader::default());
-        Header { file, turn: Turn::new(), written, snapshots: AtomicU64::new(0) }
+        Header { file, turn: Turn::default(), written, snapshots: AtomicU64::new(0) }
     }
 
     /// The header of a new table; both copies are durable then, or a header of an older table in

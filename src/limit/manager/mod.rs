@@ -51,7 +51,7 @@ use crate::base::error::{Error, Result};
 use crate::base::local::keep_local;
 use crate::base::sync::{AtomicBool, AtomicU64, Ordering, Rank, Ranked};
 use crate::base::units::ByteCount;
-use crate::limit::admission::{self, Turn};
+use crate::limit::admission;
 use crate::limit::budget::Budget;
 use crate::limit::manager::member::Member;
 use crate::limit::manager::shared::{
@@ -118,7 +118,7 @@ impl MemoryManager {
             budget,
             shares: Ranked::new(Rank::Shares, ()),
             host: Callbacks { spill: Ranked::new(Rank::Leaf, None), on_pressure: OnceLock::new() },
-            turns: Turns { gathering: Turn::new(), resizing: Turn::new() },
+            turns: Turns::default(),
             moves_fail: AtomicBool::new(false),
             counts: ManagerCounts::default(),
             deadline_ms: AtomicU64::new(30_000),
@@ -193,6 +193,7 @@ impl MemoryManager {
         bytes: ByteCount,
         is_brief: bool,
     ) -> Result<()> {
+        self.shared.help_claim(bytes);
         if account.try_charge(bytes) {
             self.shared.call_if_low();
             return Ok(());

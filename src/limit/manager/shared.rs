@@ -60,6 +60,7 @@ pub(super) struct Callbacks {
 }
 
 /// Work of one thread at a time.
+#[derive(Default)]
 pub(super) struct Turns {
     pub(super) gathering: Turn,
     pub(super) resizing: Turn,

@@ -4,6 +4,7 @@
 use crate::limit::manager::shared::Over;
 use crate::limit::manager::*;
 use crate::sys::vm::{Huge, KERNEL_PAGE, Mapping};
+use std::cell::Cell;
 use std::ptr::NonNull;
 use std::sync::{Mutex, Weak};
 
@@ -224,6 +225,45 @@ fn a_consumer_that_refuses_is_named_with_its_pins_after_the_deadline() {
     assert!(largest.is_some() && largest < other, "largest first: {text}");
     assert_eq!(manager.stats().failed, 1);
     assert_eq!(manager.temporary().used(), ByteCount::ZERO, "nothing of it stays charged");
+}
+
+#[test]
+fn who_charges_little_while_a_large_claim_gathers_makes_room_for_it() {
+    thread_local! {
+        /// This thread charges a page: it is neither the one that claims nor the manager's.
+        static CHARGES: Cell<bool> = const { Cell::new(false) };
+    }
+    let manager = start(64);
+    let (weak, helps) = (Arc::downgrade(&manager), Arc::new(AtomicU64::new(0)));
+    let account = Arc::new(OnceLock::<Account>::new());
+    let (own, seen) = (Arc::clone(&account), Arc::clone(&helps));
+    let charge_a_page = |manager: &MemoryManager, account: &Account| {
+        let charges = || {
+            CHARGES.set(true);
+            manager.charge(account, ByteCount(KERNEL_PAGE as u64)).expect("free");
+        };
+        std::thread::scope(|scope| scope.spawn(charges).join()).expect("no panic");
+    };
+    let claims = std::thread::current().id();
+    let (joined, _by) = join_with(&manager, "pool", move |want, _| {
+        let account = own.get().expect("set below");
+        let give = want.0.min(account.used().0);
+        account.uncharge(ByteCount(give));
+        seen.fetch_add(u64::from(CHARGES.get()), Ordering::Relaxed);
+        if std::thread::current().id() == claims {
+            // What was given back is free: this could be charged without a word.
+            charge_a_page(&weak.upgrade().expect("in use"), account);
+        }
+        ByteCount(give)
+    });
+    account.set(joined.clone()).expect("once");
+    manager.charge(&joined, ByteCount::mib(60)).expect("fits");
+    let memory = manager.allocate_temporary(ByteCount::mib(32)).expect("the pool gives way");
+    let before = helps.load(Ordering::Relaxed);
+    assert!(before > 0, "it charged, and made no room");
+    drop(memory);
+    charge_a_page(&manager, &joined);
+    assert_eq!(helps.load(Ordering::Relaxed), before, "nobody gathers any more");
 }
 
 /// Panics without a word of the panic hook.
