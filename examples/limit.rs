@@ -83,7 +83,7 @@ fn sample() -> Vec<Sample> {
     while !IS_OVER.load(Relaxed) {
         let resident = status("VmRSS:").unwrap_or_default();
         samples.push(Sample { at: began.elapsed(), data: DATA.load(Relaxed), resident });
-        // The kernel tells nobody of growth: a sample at steady intervals, for the picture.
+        // The kernel tells nobody of growth. The picture needs samples at steady intervals.
         std::thread::sleep(SAMPLE_EVERY);
     }
     samples

@@ -108,7 +108,7 @@ impl Drop for MemoryGroup {
         for _ in 0..TRIES {
             match fs::remove_dir(&self.dir) {
                 Ok(()) => return,
-                // Busy as long as the kernel counts the child in, and it tells nobody when it ceases.
+                // Busy while the kernel counts the child in. It tells nobody when that ends.
                 Err(_) => std::thread::sleep(RETRY),
             }
         }

@@ -133,7 +133,8 @@ pub(crate) fn wait_until(what: &str, child: &mut Child, holds: impl Fn() -> bool
         if start.elapsed() > PATIENCE {
             return Err(Failure::Broken(format!("no sign that {what}")));
         }
-        std::thread::sleep(Duration::from_millis(5)); // Nothing tells when it holds.
+        // Servers and mounts tell nobody when they are ready.
+        std::thread::sleep(Duration::from_millis(5));
     }
     Ok(())
 }

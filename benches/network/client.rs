@@ -40,7 +40,11 @@ impl Ours {
     fn wait(&mut self) {
         let mut is_done = false;
         while !is_done {
-            let mut done = |end: NbdEnd| is_done = end.ending == Ending::Done;
+            let mut done = |end: NbdEnd| {
+                // One that failed would be waited for, for ever.
+                assert_eq!(end.ending, Ending::Done);
+                is_done = true;
+            };
             self.queue.wait(Duration::from_secs(1), &mut done).expect("a wait");
         }
     }

@@ -44,7 +44,7 @@ where
                 done.fetch_add(calls, Ordering::Relaxed);
             });
         }
-        // The threads count what they do until this time is over.
+        // The row is a rate over this time: the threads count until it is over.
         std::thread::sleep(Duration::from_secs_f64(options.seconds));
         stop.store(true, Ordering::Relaxed);
     });
@@ -449,7 +449,7 @@ pub(crate) fn writes_of_reads(options: &Options) -> Result<Vec<Row>, Failure> {
     filled(&pool, pages)?;
     let mut last = pool.stats().pages_written;
     loop {
-        // The cleaner does not say when it has caught up: it has when it wrote nothing meanwhile.
+        // The cleaner tells nobody that it has caught up: it has when it wrote nothing in this time.
         std::thread::sleep(Duration::from_millis(200));
         let now = pool.stats().pages_written;
         if now == last {

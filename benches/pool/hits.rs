@@ -135,7 +135,7 @@ pub(crate) fn rows(options: &Options) -> Result<Vec<Row>, Failure> {
 fn await_huge(pool: &BufferPool, bytes: u64) {
     let mut waited = Duration::ZERO;
     while pool.stats().huge_bytes.get() < bytes && waited < Duration::from_secs(10) {
-        // Nothing tells of huge frames but the statistics; some four are made meanwhile.
+        // Only the statistics tell of huge frames. The pool makes about four in this time.
         std::thread::sleep(Duration::from_millis(20));
         waited += Duration::from_millis(20);
     }

@@ -276,7 +276,8 @@ impl StallWatch {
         let thread = std::thread::spawn(move || {
             let (mut longest, mut since, mut ran) = (Duration::ZERO, Instant::now(), clock.now());
             while !over.load(Ordering::Relaxed) {
-                std::thread::sleep(TICK); // As exactly is a stall known.
+                // The kernel tells nobody that a thread stands still: its clock is looked at, and a stall is known to a tick.
+                std::thread::sleep(TICK);
                 let now = clock.now();
                 if now != ran {
                     (since, ran) = (Instant::now(), now);

@@ -171,7 +171,7 @@ fn watch(pid: u32, options: &Top) -> Result<(), String> {
     let mut looks = 0;
     while options.count != Some(looks) {
         if looks > 0 {
-            // What the user asked for: a look each interval.
+            // The user asked for one look each interval.
             std::thread::sleep(options.interval);
         }
         let tiers = read_all(&files, TRIES);
@@ -251,7 +251,7 @@ fn read(file: &Path, tries: usize) -> Option<TierReport> {
     (0..tries).find_map(|_| {
         let tier = text().and_then(|text| parse(&text));
         if tier.is_none() {
-            // Nothing tells when the process has written the rest of its file.
+            // The process writes its file without a lock, and tells nobody when it is whole.
             std::thread::sleep(Duration::from_millis(10));
         }
         tier

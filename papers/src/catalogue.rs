@@ -178,7 +178,7 @@ const PLACEMENT: Run = Run {
     quick: &["--n", "335544", "--local", "50", "--alpha", "0.8"],
     usual: &[],
     // The points of the figures' findings; `--paper` alone measures the whole grid, which takes hours.
-    paper: &["--paper", "--local", "50", "--alpha", "0.8", "--resume"],
+    paper: &["--paper", "--local", "50", "--alpha", "0.8"],
     paper_minutes: 40,
 };
 

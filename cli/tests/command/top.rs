@@ -68,7 +68,7 @@ fn a_process_is_shown_with_what_it_has() {
     while !is_there() {
         tries += 1;
         assert!(tries < 3000, "the numbers never come");
-        // The process writes its numbers once a second, and tells nobody.
+        // The process writes its numbers once a second, and tells nobody: a look ten times as often.
         std::thread::sleep(std::time::Duration::from_millis(100));
     }
     let samples = parse_exposition(&text(&top(&["--prometheus", &pid]).stdout));

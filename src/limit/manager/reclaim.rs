@@ -102,7 +102,7 @@ impl ManagerState {
     }
 
     /// Reclaims a batch while a large claim gathers: for who is about to charge less. Else the one thread made room for
-    /// all of them, which took most of it (950 MiB beside 64 threads that were busy: 106 s).
+    /// all of them, and they took most of it (`book/src/measurements/cooperative.md`, the paper's scale).
     pub(super) fn help_claim(&self, bytes: ByteCount) {
         let is_small = self.turns.gathering.wanted() > (4 * RECLAIM_MIN).max(bytes.0);
         if is_small && !self.is_foreign() {
