@@ -129,6 +129,8 @@ impl Policy {
     /// resident any more. A page named is not resident in the policy's eyes from then on.
     pub fn victims(&mut self, want: PageCount, mut out: impl FnMut(PageId)) -> PageCount {
         let named = want.min(self.resident());
+        // What is resident besides, as chunks that the kernel fills, takes the rest of the limit.
+        self.order.resize(self.resident());
         for _ in 0..named.get() {
             let next = self.order.next(&mut self.pages);
             let (page, place) = next.expect("bounded by the pages listed above");

@@ -5,12 +5,13 @@
 //! hits nothing at all. Four rules:
 //!
 //! 1. A new page enters the probation queue. While the main set has room, the queue's oldest
-//!    moves there unproven; otherwise it is the next victim and becomes a ghost.
+//!    moves there unproven; otherwise it is the next victim and becomes a ghost. There is room for as many pages as
+//!    were listed when victims were last wanted: chunks that the kernel fills, which no list knows, take the rest.
 //! 2. A ghost read again before as many pages left as the main set holds (its *refault
 //!    distance*; cf. the working-set detection of Linux) would have been a hit there: it enters
 //!    the main set. What returns later, such as a scan of four times the cache, may not: it would
 //!    push out pages that are just as useful. So a part of the scan stays and is hit every time.
-//! 3. The main set gives up a *random* page when it is above its size. Without knowledge of hits
+//! 3. The main set gives up a *random* page when nobody is on probation. Without knowledge of hits
 //!    arrival order says nothing about popularity, and in a scan the oldest page is the very one
 //!    needed next. A page touched while it cools comes back and earns turns.
 //!    One that was read again after fewer than a quarter of the main set's pages had left (rule 2)
@@ -38,8 +39,8 @@ const TURNS_MAX: u8 = 3;
 /// turns.
 const SKIPS_MAX: u32 = 32;
 
-/// The probation queue's share of the resident pages, in percent. Larger costs hits in the main
-/// set; smaller leaves less time for a page to be used several times on arrival.
+/// The probation queue's share of the resident pages, in percent, beyond which its oldest page moves on. Larger costs
+/// hits in the main set; smaller leaves less time for a page to be used several times on arrival.
 const SMALL_PCT: u64 = 5;
 
 /// The queue's additional share while everything that arrives was read ahead, in parts of the
@@ -70,13 +71,7 @@ pub(super) struct Tenure {
     /// Pages that became ghosts so far: the clock of [`PolicyPages::ghost_time`].
     time: u64,
     vitality: Vitality,
-    /// Victims that came back since one left.
-    refused: u64,
 }
-
-/// Victims in a row that may come back before victims are looked for outside of the main set:
-/// what is pinned ends up there, and may be more than the main set should be.
-const REFUSED_MAX: u64 = 256;
 
 impl Tenure {
     /// The refault distance of `page`, which is about to come in from the store; also learns from its
@@ -95,14 +90,11 @@ impl Tenure {
         self.small_target + self.resident_target / AHEAD_PART * self.ahead_share as u64 / 256
     }
 
-    fn main_target(&self) -> u64 {
-        self.resident_target.saturating_sub(self.small_target())
-    }
-
     /// Moves the oldest page on probation to the main set if there is room (rule 1). Every
     /// arrival moves one at most, which is enough to keep up.
     fn publish(&mut self, pages: &mut PolicyPages) {
-        if self.small.len() > self.small_target() && self.main.len() < self.main_target() {
+        let small = self.small_target();
+        if self.small.len() > small && self.main.len() + small < self.resident_target {
             let page = self.small.oldest().expect("longer than its target, which is not negative");
             pages.unlink(&mut self.small, page);
             self.main.insert(pages, page);
@@ -134,7 +126,6 @@ impl Tenure {
             ahead_share: 0,
             time: 0,
             vitality: Vitality::new(),
-            refused: 0,
         };
         order.resize(resident);
         Ok(order)
@@ -176,7 +167,6 @@ impl Tenure {
 
     /// Lists a victim that was touched before it left.
     pub(super) fn come_back(&mut self, pages: &mut PolicyPages, page: PageId, victim: Place) {
-        self.refused += 1;
         if victim == Place::MainVictim {
             self.vitality.returned();
             pages.reward(page, TURNS_MAX);
@@ -186,7 +176,6 @@ impl Tenure {
 
     /// Makes a victim that left RAM a ghost.
     pub(super) fn leave(&mut self, pages: &mut PolicyPages, page: PageId) {
-        self.refused = 0;
         pages.set_ghost(page, self.time);
         self.time += 1;
     }
@@ -207,10 +196,9 @@ impl Tenure {
         if let Some(page) = pages.pop_oldest(&mut self.cold) {
             return Some((page, Place::SmallVictim));
         }
-        let probe = self.vitality.is_probe_due();
-        let full = self.main.len() > self.main_target() && self.refused < REFUSED_MAX;
-        let from_main = probe || full || self.small.len() == 0;
-        if from_main && let Some(page) = self.pick_main(pages) {
+        if (self.vitality.is_probe_due() || self.small.len() == 0)
+            && let Some(page) = self.pick_main(pages)
+        {
             self.main.remove(pages, page);
             self.vitality.left();
             return Some((page, Place::MainVictim));

@@ -264,3 +264,26 @@ fn it_keeps_pages_that_are_read_again_soon_longer_than_others() {
     // 206, and 487 where a page earns no turns by being read again soon.
     assert!(hot < 350, "{hot} reads of hot pages beside {others} of others");
 }
+
+#[test]
+#[cfg_attr(miri, ignore = "a simulation, too long for Miri")]
+fn pages_that_are_used_once_do_not_push_a_hot_set_out_where_others_take_a_part_of_the_limit() {
+    const HOT: u64 = 110;
+    let mut policy = build(400);
+    let (mut ram, mut state, mut reads) = (BTreeSet::new(), 42, 0);
+    for step in 0..40_000 {
+        // As chunks that the kernel fills are opened and evicted whole.
+        let frames = [130, 180][step as usize / 256 % 2];
+        while ram.len() > frames {
+            let victim = victims(&mut policy, 1)[0];
+            policy.evicted(PageId(victim));
+            ram.remove(&victim);
+        }
+        let random = next(&mut state);
+        let page = if step % 4 > 0 { random % HOT } else { HOT + step / 4 % 800 };
+        reads += u32::from(page < HOT && !ram.contains(&page));
+        touch(&mut policy, &mut ram, page, frames);
+    }
+    // 2,169, and 2,686 where the main set has room for all of the limit.
+    assert!(reads < 2_400, "{reads} reads of {HOT} hot pages");
+}
