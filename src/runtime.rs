@@ -20,7 +20,7 @@ use crate::heap::{self, ExtentSource, FarArenas, FarArenasOptions, Local, TIERS_
 use crate::paging::region::{self, FaultMode, Region, Stats};
 use crate::store::{BlockStore, Store};
 #[cfg(feature = "network")]
-use crate::store::{EncryptedStore, NetworkPlace, NetworkStore};
+use crate::store::{EncryptedStore, NetworkStore, servers_of};
 use crate::sys::fork::PerProcess;
 use crate::sys::messages::{self, Deliver};
 use crate::sys::probe::NumaNode;
@@ -610,20 +610,13 @@ fn open_store(config: &Config) -> Result<Arc<dyn Store>> {
         return Ok(Arc::clone(store));
     }
     #[cfg(feature = "network")]
-    if let Some(place) = config.device().map(NetworkPlace::of).transpose()?.flatten() {
+    if let Some(servers) = config.device().map(servers_of).transpose()?.flatten() {
         // With `encrypt` the region does it.
-        let encrypts = place.wants_encryption() && !config.encrypt();
+        let encrypts = servers.wants_encryption() && !config.encrypt();
         let store =
-            NetworkStore::open(place, config.capacity(), config.overwrite(), config.deadline())?;
-        return match encrypts {
-            true => Ok(Arc::new(EncryptedStore::new(Arc::new(store))?)),
-            false => Ok(Arc::new(store)),
-        };
-    }
-    #[cfg(not(feature = "network"))]
-    if let Some(device) = config.device().filter(|path| path.to_string_lossy().contains("://")) {
-        let reason = "farheap was built without its feature `network`".to_owned();
-        return Err(Error::Device { path: device.to_owned(), reason });
+            NetworkStore::open(servers, config.capacity(), config.overwrite(), config.deadline())?;
+        let store: Arc<dyn Store> = Arc::new(store);
+        return if encrypts { Ok(Arc::new(EncryptedStore::new(store)?)) } else { Ok(store) };
     }
     let store = match config.device() {
         Some(device) => BlockStore::scratch(device, config.capacity(), config.overwrite())?,

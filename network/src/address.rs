@@ -53,6 +53,23 @@ pub struct ServerList {
     pub text: String,
 }
 
+impl ServerList {
+    /// Reads a device's name; `None`: it is a path.
+    ///
+    /// # Errors
+    /// An address that is none.
+    #[must_use]
+    pub fn of(name: &str) -> Option<Result<ServerList, NetworkError>> {
+        ServerAddress::is_address(name).then(|| name.parse())
+    }
+
+    /// True if pages are to be encrypted on the way, because others may listen or read the server's memory.
+    #[must_use]
+    pub fn wants_encryption(&self) -> bool {
+        !self.is_plain && !self.addresses.iter().all(ServerAddress::is_local)
+    }
+}
+
 impl std::str::FromStr for ServerList {
     type Err = NetworkError;
 

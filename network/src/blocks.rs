@@ -49,6 +49,14 @@ impl BlockSet {
         }
     }
 
+    /// Removes all members, but for those that are inserted meanwhile.
+    pub(crate) fn clear(&self) {
+        for word in self.words.iter().filter(|word| word.load(Ordering::SeqCst) != 0) {
+            let before = word.swap(0, Ordering::SeqCst);
+            self.members.fetch_sub(before.count_ones().into(), Ordering::Relaxed);
+        }
+    }
+
     /// True if a block of the range is a member.
     pub(crate) fn has_any(&self, offset: u64, len: u64) -> bool {
         self.parts(offset, len).any(|(word, mask)| word.load(Ordering::SeqCst) & mask != 0)

@@ -2,22 +2,27 @@
 
 #![expect(unsafe_code, reason = "passes a caller's buffer on")]
 
-use crate::address::{NetworkError, ServerAddress};
+use crate::address::{NetworkError, ServerAddress, ServerList};
 use crate::blocks::BLOCK;
 use crate::ends::SERVERS_MAX;
 use crate::handshake::Export;
+use crate::lease::Lease;
 use crate::link::FlightEnd;
 use crate::mover::SpanMover;
 use crate::queue::NbdQueue;
 use crate::server::{NbdServer, ServerStats, Tell};
+use crate::server_mark::block_of;
 use crate::set_queue::SetQueue;
 use crate::shared::{COPY_LEN, NbdTimes, ServerSet};
 use crate::spans::{Layout, RowsFor};
 use crate::striped_queue::StripedQueue;
 use crate::stripes::Stripes;
 use crate::sys::IoSlice;
+use crate::table::Table;
+use crate::table_blocks::TableBlocks;
 use crate::wire::NbdCommand;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -51,6 +56,8 @@ pub struct Client {
     sets: Box<[Arc<ServerSet>]>,
     /// With parity.
     stripes: Option<Arc<Stripes>>,
+    /// Of a table.
+    table: Option<Table>,
 }
 
 /// Tends one server, or all of them together, on a thread of its own.
@@ -132,6 +139,19 @@ fn smallest(servers: &[Arc<NbdServer>]) -> u64 {
 }
 
 impl Client {
+    /// Reaches the servers of a list for users who give a request up after `deadline`.
+    ///
+    /// # Errors
+    /// As [`connect`](Client::connect) and [`connect_striped`](Client::connect_striped).
+    pub fn of(list: &ServerList, deadline: Duration) -> Result<Client, NetworkError> {
+        let ServerList { addresses, parity, .. } = list;
+        let times = NbdTimes::within(deadline, addresses.len());
+        match parity {
+            0 => Client::connect(addresses, times),
+            _ => Client::connect_striped(addresses, *parity, times),
+        }
+    }
+
     /// Reaches servers that are to hold the same, up to four; `stall` and `connect` hold for each from now on.
     ///
     /// # Errors
@@ -140,7 +160,7 @@ impl Client {
         let servers = open(addresses, times, 1..=COPIES_MAX)?;
         let capacity = smallest(&servers);
         let set = Arc::new(ServerSet::new(servers.into(), capacity, times));
-        Ok(Client { sets: [set].into(), stripes: None })
+        Ok(Client { sets: [set].into(), stripes: None, table: None })
     }
 
     /// Reaches servers that are to hold pages with parity: as many as `parity`, 1 or 2, may be lost at a time.
@@ -163,7 +183,12 @@ impl Client {
         let set = |server| Arc::new(ServerSet::new([server].into(), size, times));
         let sets: Box<[_]> = servers.into_iter().map(set).collect();
         let stripes = Some(Arc::new(Stripes::new(layout, sets.clone())));
-        Ok(Client { sets, stripes })
+        Ok(Client { sets, stripes, table: None })
+    }
+
+    /// The parts of a client of a table.
+    fn table_parts(&self) -> Option<(&Table, &ServerSet)> {
+        Some((self.table.as_ref()?, &self.sets[0]))
     }
 
     /// The server with a number, with its set.
@@ -187,6 +212,22 @@ impl Client {
         }
     }
 
+    /// Checks that there are as many bytes as `least`.
+    ///
+    /// # Errors
+    /// There are not.
+    pub fn require(&self, least: u64) -> Result<(), NetworkError> {
+        let len = self.capacity();
+        let reason = format!("has {len} bytes, and {least} are needed; use less of it");
+        if len < least { Err(NetworkError::new(&*self.name_of(0), reason)) } else { Ok(()) }
+    }
+
+    /// Address of a server; empty: there is none with this number.
+    #[must_use]
+    pub fn name_of(&self, at: usize) -> String {
+        self.all().nth(at).map_or_else(String::new, |server| server.address().to_string())
+    }
+
     /// Bytes that each of the servers has.
     #[must_use]
     pub fn export_len(&self) -> u64 {
@@ -196,6 +237,13 @@ impl Client {
     /// The servers and what they announce.
     pub fn servers(&self) -> impl Iterator<Item = (&ServerAddress, &Export)> {
         self.all().map(|server| (server.address(), server.export()))
+    }
+
+    /// For people who read of a store of these servers.
+    #[must_use]
+    pub fn describe_trim(&self) -> &'static str {
+        let can_trim = self.all().all(|server| server.export().can_trim());
+        if can_trim { "" } else { ", no discard" }
     }
 
     /// Counts of each server.
@@ -211,10 +259,11 @@ impl Client {
         Some(set.servers()[at].stats())
     }
 
-    /// Names the content of the first block of each server, which it must have whenever a connection is made and
+    /// Names the start of the first block of each server, the rest of which is zeros, which it must have whenever a connection is made and
     /// [`write_to`](Client::write_to) has written. A server whose first block is another one is not used any more.
-    pub fn set_mark(&self, mark: &[u8; crate::server::MARK_LEN]) {
-        self.all().for_each(|server| server.set_mark(mark));
+    pub fn set_mark(&self, mark: &[u8]) {
+        let mark = block_of(mark);
+        self.all().for_each(|server| server.set_mark(&mark));
     }
 
     /// Number of tenders: one for each server, and with parity one that moves pages.
@@ -270,6 +319,28 @@ impl Client {
         self.run_on(at, NbdCommand::Write, offset, slice_of(from))
     }
 
+    /// Writes zeros to parts of a server's export, and then `mark` to its start, if it is not empty.
+    ///
+    /// # Errors
+    /// As [`read_from`](Client::read_from).
+    pub fn begin_anew(
+        &self,
+        at: usize,
+        mut parts: impl Iterator<Item = Range<u64>>,
+        mark: &[u8],
+    ) -> Result<(), NetworkError> {
+        let erased = parts.try_for_each(|part| {
+            self.write_to(at, part.start, &mut vec![0; (part.end - part.start) as usize])
+        });
+        let marked = erased.and_then(|()| match mark {
+            [] => Ok(()),
+            _ => self.write_to(at, 0, &mut block_of(mark)),
+        });
+        marked.map_err(|error| {
+            NetworkError::new(&*self.name_of(at), format!("cannot be written: {error}"))
+        })
+    }
+
     /// Runs a request, for which a connection may have to be made first.
     fn run_on(&self, at: usize, command: NbdCommand, offset: u64, data: IoSlice) -> io::Result<()> {
         let start = Instant::now();
@@ -303,10 +374,29 @@ impl Client {
         }
         let set = &self.sets[0];
         set.check_range(offset, len as u64);
-        let mut errno = libc::ENOTCONN;
+        let (mut errno, start) = (libc::ENOTCONN, Instant::now());
         for at in 0..set.servers().len() {
-            match set.read_now(at, offset, IoSlice::new(into, len)) {
-                FlightEnd::Done => return Ok(()),
+            let read = || set.read_now(at, offset, IoSlice::new(into, len));
+            let mut end = read();
+            // A table's user does not try again by itself.
+            while set.table().is_some()
+                && matches!(end, FlightEnd::Unsent | FlightEnd::Lost)
+                && start.elapsed() < set.wait_max()
+                && !set.servers()[at].is_taken()
+            {
+                std::thread::sleep(Duration::from_millis(1));
+                end = read();
+            }
+            match end {
+                FlightEnd::Done => {
+                    let Some(blocks) = set.table() else { return Ok(()) };
+                    let slice = std::iter::once(IoSlice::new(into, len));
+                    // SAFETY: the caller's promise.
+                    if unsafe { blocks.check(offset, slice) } {
+                        return Ok(());
+                    }
+                    errno = libc::EBADMSG;
+                }
                 FlightEnd::Refused(refused) => errno = refused,
                 FlightEnd::Lost => errno = libc::ECONNRESET,
                 FlightEnd::Unsent => {}
@@ -318,10 +408,17 @@ impl Client {
     /// Makes what was written outlive the servers' power, on all of them.
     ///
     /// # Errors
-    /// The first failure.
-    pub fn flush(&self) -> io::Result<()> {
+    /// The first failure, as Linux numbers it. Of a table: with `ENOTCONN` and `EAGAIN` nothing is lost, and a later flush may succeed; after
+    /// any other error none does, and what was written since the last one is in doubt.
+    pub fn flush(&self) -> Result<(), i32> {
+        let errno = |error: io::Error| error.raw_os_error().unwrap_or(libc::EIO);
+        if let Some((table, set)) = self.table_parts() {
+            return table.flush(set);
+        }
         let mut flushed = self.all().enumerate().filter(|(_, server)| server.export().can_flush());
-        flushed.try_for_each(|(at, _)| self.run_on(at, NbdCommand::Flush, 0, IoSlice::NONE))
+        flushed.try_for_each(|(at, _)| {
+            self.run_on(at, NbdCommand::Flush, 0, IoSlice::NONE).map_err(errno)
+        })
     }
 
     /// Gives the space of a range back, of which nobody needs the bytes; where a server may do so later, the place is not
@@ -336,6 +433,12 @@ impl Client {
             return Ok(());
         }
         let (set, mut result) = (&self.sets[0], Ok(()));
+        if let Some(blocks) = set.table() {
+            if !set.servers()[0].may_write(Instant::now()) {
+                return Err(libc::ENOTCONN);
+            }
+            blocks.discarded(offset, len);
+        }
         for from in (offset..offset + len).step_by(TRIM_LEN_MAX as usize) {
             let piece = TRIM_LEN_MAX.min(offset + len - from);
             set.check_range(from, piece);
@@ -357,9 +460,73 @@ fn slice_of(bytes: &mut [u8]) -> IoSlice {
     IoSlice::new(bytes.as_mut_ptr(), bytes.len())
 }
 
+impl Client {
+    /// Reaches the server of a table, which must understand FLUSH. The table is not this client's before
+    /// [`take_table`](Client::take_table).
+    ///
+    /// # Errors
+    /// As [`connect`](Client::connect); parity, and more than one server.
+    pub fn of_table(list: &ServerList, deadline: Duration) -> Result<Client, NetworkError> {
+        Table::check(list)?;
+        let times = NbdTimes::within(deadline, 1);
+        let mut servers = open(&list.addresses, times, 1..=1)?;
+        let capacity = smallest(&servers);
+        for server in &mut servers {
+            if !server.export().can_flush() {
+                let reason = "does not understand FLUSH, without which a table is never durable";
+                return Err(NetworkError::new(server.address(), reason));
+            }
+            let server = Arc::get_mut(server).expect("it was just made");
+            server.set_lease(Lease::new(times.stall));
+        }
+        let table = Table::new(&servers[0]);
+        let set = ServerSet::new(servers.into(), capacity, times).with(TableBlocks::new(capacity));
+        Ok(Client { sets: [Arc::new(set)].into(), stripes: None, table: Some(table) })
+    }
+
+    fn its_table(&self) -> (&Table, &ServerSet, &NbdServer) {
+        let (table, set) = self.table_parts().expect("a client of a table");
+        (table, set, &set.servers()[0])
+    }
+
+    /// Waits until nobody has the table open, and returns where it lies; `None`: the export holds none.
+    ///
+    /// # Errors
+    /// That another process has it open, or that of the connection.
+    ///
+    /// # Panics
+    /// When it is no client of a table, as the other functions for tables do.
+    pub fn find_table(&self) -> Result<Option<Range<u64>>, NetworkError> {
+        let (table, set, server) = self.its_table();
+        let found =
+            table.find(set, server).map_err(|why| NetworkError::new(server.address(), why))?;
+        Ok(found)
+    }
+
+    /// Makes the table, or the export for a new one, this process's from now on, of the run with this random number.
+    /// Without one it is read, until a process opens it to write. [`find_table`](Client::find_table) comes before.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn take_table(&self, pages: Range<u64>, run: Option<u64>) -> Result<(), NetworkError> {
+        let (table, set, server) = self.its_table();
+        let taken = match run {
+            Some(run) => table.take(set, server, pages, run.max(1)),
+            None => {
+                table.read(server);
+                Ok(())
+            }
+        };
+        taken.map_err(|why| NetworkError::new(server.address(), why))
+    }
+}
+
 impl Drop for Client {
     fn drop(&mut self) {
         self.all().for_each(|server| server.close());
+        if let Some((table, set)) = self.table_parts() {
+            table.close(set);
+        }
         if let Some(stripes) = &self.stripes {
             stripes.close();
         }

@@ -23,6 +23,18 @@ pub enum Ending {
     Late,
 }
 
+impl Ending {
+    /// The error, with `late` for one that may be carried out all the same; `None`: it was done.
+    #[must_use]
+    pub fn errno(self, late: i32) -> Option<i32> {
+        match self {
+            Ending::Done => None,
+            Ending::Failed(errno) => Some(errno),
+            Ending::Late => Some(late),
+        }
+    }
+}
+
 /// A request that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NbdEnd {

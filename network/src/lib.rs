@@ -6,7 +6,7 @@
 //!
 //! # What it is not
 //! No block device: ranges are written by one user at a time, and a write whose end is [`Ending::Late`] has used its
-//! place up.
+//! place up. Of a table ([`Client::of_table`]), whose places are fixed, it has for as long as the table is open.
 //!
 //! # Guarantees
 //! 1. A place that a write may still reach late is never written again in this process ([`Ending::Late`]).
@@ -15,7 +15,9 @@
 //!    another server.
 //! 3. No server's bytes lead to a panic, to a wait without end, or out of a buffer.
 //! 4. Queues allocate when they are made, and never again.
-//! 5. With parity a write that is done survives the loss of as many servers, and what a read returns is what was written
+//! 5. Of a table no block is read as another one than it was read or written last since it was opened, and a flush that
+//!    succeeds covers all writes that were reported as done, also where the server began anew meanwhile.
+//! 6. With parity a write that is done survives the loss of as many servers, and what a read returns is what was written
 //!    last: each block's sum is known.
 //!
 //! # Limits
@@ -29,6 +31,7 @@ mod ends;
 mod handshake;
 #[cfg(all(test, not(loom)))]
 mod hostile;
+mod lease;
 mod link;
 mod mover;
 mod parity;
@@ -36,6 +39,7 @@ mod queue;
 mod read_times;
 mod seat;
 mod server;
+mod server_mark;
 mod set_queue;
 mod shared;
 mod spans;
@@ -45,7 +49,10 @@ mod striped_queue;
 mod stripes;
 mod sync;
 mod sys;
+mod table;
+mod table_blocks;
 mod tls;
+mod unflushed;
 pub mod wire;
 
 pub use address::{NetworkError, ServerAddress, ServerList};
@@ -53,5 +60,6 @@ pub use client::{Client, Tender};
 pub use ends::{Ending, NbdBuffer, NbdEnd, SERVERS_MAX};
 pub use handshake::{Export, shake_hands};
 pub use queue::NbdQueue;
-pub use server::{MARK_LEN, ServerState, ServerStats, Tell};
+pub use server::{ServerState, ServerStats, Tell};
+pub use server_mark::MARK_LEN;
 pub use shared::NbdTimes;

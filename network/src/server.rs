@@ -12,9 +12,11 @@
 use crate::address::{Endpoint, NetworkError, ServerAddress};
 use crate::blocks::{BLOCK, BlockSet};
 use crate::handshake::{Export, greet, request_tls};
+use crate::lease::Lease;
 use crate::link::{BufferTable, FlightEnd, Link};
 use crate::read_times::ReadTimes;
 use crate::seat::{Seat, Seated};
+use crate::server_mark::MARK_LEN;
 use crate::stream::{Connection, NbdStream, Timed};
 use crate::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::sys::{self, Awaited, IoSlice};
@@ -22,12 +24,11 @@ use crate::tls;
 use crate::wire::NbdCommand;
 use std::fmt;
 use std::io;
+use std::os::fd::AsFd as _;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-/// Bytes of a mark: the first block.
-pub const MARK_LEN: usize = BLOCK as usize;
 /// Pauses between two attempts to reach a server; each is twice as long as the one before.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
@@ -165,6 +166,8 @@ pub(crate) struct NbdServer {
     tending: Tending,
     /// Other servers hold the same.
     has_others: bool,
+    /// Of a table's server.
+    lease: Option<Lease>,
 }
 
 impl fmt::Debug for NbdServer {
@@ -199,7 +202,28 @@ impl NbdServer {
             counts: ServerCounts::default(),
             tending: Tending::default(),
             has_others,
+            lease: None,
         })
+    }
+
+    /// Makes it a table's server.
+    pub(crate) fn set_lease(&mut self, lease: Lease) {
+        self.lease = Some(lease);
+    }
+
+    /// True if nobody can have taken the export meanwhile.
+    pub(crate) fn may_write(&self, now: Instant) -> bool {
+        self.lease.as_ref().is_none_or(|lease| lease.is_valid(now))
+    }
+
+    /// True if another process may have taken the export.
+    pub(crate) fn has_lapsed(&self) -> bool {
+        self.lease.as_ref().is_some_and(|lease| lease.has_lapsed(Instant::now()))
+    }
+
+    /// Time after which the kernel gives a connection up that delivers nothing.
+    pub(crate) fn unacked_max(&self) -> Duration {
+        self.lease.as_ref().map_or(Duration::ZERO, Lease::unacked_max)
     }
 
     pub(crate) fn address(&self) -> &ServerAddress {
@@ -285,6 +309,74 @@ impl NbdServer {
         *self.tending.mark.lock().unwrap_or_else(PoisonError::into_inner) = Some(mark.into());
     }
 
+    /// Gives a link a new connection, which has seen the mark.
+    ///
+    /// # Errors
+    /// When it cannot be made, or the export is another's by now.
+    pub(crate) fn attach(&self, link: &mut Link, wait: Duration) -> io::Result<()> {
+        link.break_off(&mut |_, _| ());
+        let seated = self.connect_again(wait)?.ok_or(io::ErrorKind::PermissionDenied)?;
+        link.attach(seated.connection, seated.is_chunked);
+        Ok(())
+    }
+
+    /// Looks at the mark; `false`: the connection is broken.
+    ///
+    /// # Errors
+    /// `EBUSY` when the mark is another's.
+    pub(crate) fn is_marked(&self, link: &mut Link, deadline: Instant) -> Result<bool, i32> {
+        let mark = self.tending.mark.lock().unwrap_or_else(PoisonError::into_inner);
+        match look(&mark, link, deadline) {
+            Ok(Found::Ours) => Ok(true),
+            Ok(_) => Err(libc::EBUSY),
+            Err(_) => {
+                link.break_off(&mut |_, _| ());
+                Ok(false)
+            }
+        }
+    }
+
+    /// The run with this number owns the export, whose mark it has written.
+    pub(crate) fn own(&self, link: &mut Link, run: u64, deadline: Instant) -> io::Result<()> {
+        if let Some(lease) = &self.lease {
+            lease.begin(run);
+        }
+        self.renew(link, Instant::now(), deadline)
+    }
+
+    /// The mark was looked at after `from`: writes the next beat, of a table, so that others see that its owner lives.
+    fn renew(&self, link: &mut Link, from: Instant, deadline: Instant) -> io::Result<()> {
+        if let Some(lease) = &self.lease
+            && let Some(mut beat) = lease.next_beat()
+        {
+            run_to_end(link, NbdCommand::Write, BLOCK, &mut beat, deadline)?;
+            lease.renew(from);
+        }
+        Ok(())
+    }
+
+    /// True if nothing is under way or may come late, and the export is this process's.
+    pub(crate) fn is_idle(&self) -> bool {
+        let in_flight = self.counts.in_flight.load(Ordering::SeqCst);
+        let is_ours = !self.is_taken() && self.may_write(Instant::now());
+        is_ours && in_flight == 0 && self.barred.count() == 0
+    }
+
+    /// Writes another mark in the place of this process's.
+    pub(crate) fn replace_mark(
+        &self,
+        link: &mut Link,
+        to: &[u8; MARK_LEN],
+        deadline: Instant,
+    ) -> io::Result<()> {
+        let mut mark = self.tending.mark.lock().unwrap_or_else(PoisonError::into_inner);
+        if matches!(look(&mark, link, deadline)?, Found::Ours) {
+            run_to_end(link, NbdCommand::Write, 0, &mut to.clone(), deadline)?;
+            *mark = Some(to.as_slice().into());
+        }
+        Ok(())
+    }
+
     pub(crate) fn close(&self) {
         self.tending.is_closed.store(true, Ordering::SeqCst);
         if let Some(tender) = &*self.tending.thread.lock().unwrap_or_else(PoisonError::into_inner) {
@@ -358,8 +450,12 @@ impl NbdServer {
 
     /// Connects, and looks whether the export still is what it was; `None`: it is not, and never will be.
     fn connect_again(&self, wait: Duration) -> io::Result<Option<Seated>> {
-        let deadline = Instant::now() + wait;
+        let start = Instant::now();
+        let deadline = start + wait;
         let (connection, export) = connect(&self.endpoint, &self.address, deadline)?;
+        if self.lease.is_some() {
+            sys::bound_unacked(connection.fd.as_fd(), self.unacked_max());
+        }
         if export.size() < self.export.size() || export.defect().is_some() {
             return Ok(None);
         }
@@ -368,7 +464,7 @@ impl NbdServer {
         // One at a time: of two that find zeros the second would note as lacking what was written by the first.
         let mark = self.tending.mark.lock().unwrap_or_else(PoisonError::into_inner);
         match look(&mark, &mut link, deadline)? {
-            Found::Ours => {}
+            Found::Ours => self.renew(&mut link, start, deadline)?,
             Found::Zeros if self.has_others => self.begin_anew(&mark, &mut link, deadline)?,
             Found::Zeros | Found::Other => return Ok(None),
         }
@@ -458,11 +554,14 @@ impl NbdServer {
             return Some(true);
         }
         let mark = self.tending.mark.lock().unwrap_or_else(PoisonError::into_inner);
-        match look(&mark, control, Instant::now() + wait) {
-            Ok(Found::Ours) => return Some(true),
+        let start = Instant::now();
+        match look(&mark, control, start + wait) {
+            Ok(Found::Ours) if self.renew(control, start, start + wait).is_ok() => {
+                return Some(true);
+            }
             Ok(Found::Other) => return Some(false),
             // Where it began anew, a new connection finds out.
-            Ok(Found::Zeros) | Err(_) => control.break_off(&mut |_, _| ()),
+            Ok(Found::Ours | Found::Zeros) | Err(_) => control.break_off(&mut |_, _| ()),
         }
         None
     }

@@ -53,6 +53,9 @@ const HEDGE_AFTER_MIN: Duration = Duration::from_millis(1);
 /// A request is given up after this many times the time for silence, also where its server answers others.
 const STALLS_OLD: u32 = 4;
 
+/// Pause of a table's user between two looks for a connection.
+const CONNECTION_PAUSE: Duration = Duration::from_millis(1);
+
 /// A set of servers.
 type Servers = u8;
 
@@ -159,6 +162,8 @@ pub(crate) struct SetQueue {
     reads: u64,
     hedges: u64,
     checked: Instant,
+    /// Of a table: a connection was waited for in vain, and there was none since.
+    has_waited: bool,
 }
 
 /// The requests, by number.
@@ -231,6 +236,7 @@ impl SetQueue {
             reads: 0,
             hedges: 0,
             checked: Instant::now(),
+            has_waited: false,
         })
     }
 
@@ -264,6 +270,7 @@ impl SetQueue {
         });
         requests.vectors.set(index, slices);
         self.shared.check_range(offset, len);
+        self.await_connection(is_read);
         self.requests.pending[index] = NbdRequest::new(token, is_read, offset, len as u32);
         self.requests.count += 1;
         if is_read {
@@ -275,6 +282,20 @@ impl SetQueue {
             self.start_write(index);
         }
         true
+    }
+
+    /// Waits for the connection of a table, once: its users do not try again by themselves.
+    fn await_connection(&mut self, is_read: bool) {
+        let (start, line) = (Instant::now(), &mut self.lines[0]);
+        while self.shared.table().is_some() {
+            let is_ready = line.is_ready() && (is_read || line.server.may_write(Instant::now()));
+            let is_over = start.elapsed() >= self.shared.wait_max() || line.server.is_taken();
+            if is_ready || is_over || self.has_waited {
+                self.has_waited = !is_ready;
+                return;
+            }
+            std::thread::sleep(CONNECTION_PAUSE);
+        }
     }
 
     /// Sends a read to the next server; returns whether there is one.
@@ -318,8 +339,9 @@ impl SetQueue {
         let Ok(is_copied) = self.shared.begin_write(offset, len) else {
             return self.requests.end(index, Ending::Late);
         };
+        let started = self.requests.pending[index].started;
         for (at, line) in self.lines.iter_mut().enumerate() {
-            if is_copied != Some(at) && line.is_ready() {
+            if is_copied != Some(at) && line.server.may_write(started) && line.is_ready() {
                 self.requests.pending[index].at |= 1 << at;
                 line.start(index, NbdCommand::Write, offset, len as u32);
             }
@@ -333,7 +355,13 @@ impl SetQueue {
     pub(crate) fn submit(&mut self) {
         for at in 0..self.lines.len() {
             let line = &mut self.lines[at];
-            if line.link.has_queued() && line.link.pump_out(&self.requests.vectors).is_err() {
+            if !line.link.has_queued() {
+                continue;
+            }
+            if line.server.has_lapsed() {
+                // This process was stopped since they were taken, or its server is slow: they wait for the next look.
+                std::thread::sleep(CONNECTION_PAUSE);
+            } else if line.link.pump_out(&self.requests.vectors).is_err() {
                 self.break_off(at);
             }
         }
@@ -446,8 +474,17 @@ impl SetQueue {
     }
 
     fn read_ended(&mut self, at: usize, index: usize, end: FlightEnd) {
-        let pending = self.requests.pending[index];
+        let (mut pending, mut end) = (self.requests.pending[index], end);
         let server = &self.lines[at].server;
+        if end == FlightEnd::Done
+            && !pending.is_over
+            && let Some(blocks) = self.shared.table()
+            // SAFETY: until its end is reported the caller of `push` leaves the buffers to the request.
+            && !unsafe { blocks.check(pending.offset, self.requests.vectors.from(index, 0)) }
+        {
+            (end, pending.errno) = (FlightEnd::Refused(libc::EBADMSG), libc::EBADMSG);
+            server.count(ServerEvent::Error);
+        }
         if end == FlightEnd::Done {
             server.count(ServerEvent::Read);
             server.note_read(pending.by_server[at].since.elapsed());
@@ -462,9 +499,22 @@ impl SetQueue {
                 }
             }
             self.requests.end(index, Ending::Done);
-        } else if pending.at == 0 && !self.start_read(index) {
+        } else if pending.at == 0 && !self.start_read(index) && !self.repeat_read(index, end) {
             self.requests.end(index, Ending::Failed(pending.errno));
         }
+    }
+
+    /// Sends a table's read again whose connection broke, for some time; returns whether it is under way.
+    fn repeat_read(&mut self, index: usize, end: FlightEnd) -> bool {
+        let is_broken = matches!(end, FlightEnd::Lost | FlightEnd::Unsent);
+        let request = &mut self.requests.pending[index];
+        let is_due = request.started.elapsed() < self.shared.wait_max();
+        if !is_broken || !is_due || self.shared.table().is_none() {
+            return false;
+        }
+        request.tried = 0;
+        self.await_connection(true);
+        self.start_read(index)
     }
 
     fn write_ended(&mut self, at: usize, index: usize, end: FlightEnd) {
@@ -500,6 +550,14 @@ impl SetQueue {
             let lines = self.lines.iter().enumerate().filter(|_| pending.done != 0);
             for (_, line) in lines.filter(|(at, _)| pending.done & 1 << at == 0) {
                 line.server.lacking.insert(offset, len);
+            }
+        }
+        if let Some(blocks) = self.shared.table() {
+            if pending.done != 0 {
+                // SAFETY: until its end is reported the caller of `push` leaves the buffers as they are.
+                unsafe { blocks.written(offset, len, self.requests.vectors.from(index, 0)) }
+            } else if pending.late != 0 || pending.errno != libc::ENOTCONN {
+                blocks.doubt(offset, len); // It was sent.
             }
         }
         self.shared.end_write(offset, len);

@@ -9,6 +9,7 @@ use crate::seat::Seat;
 use crate::server::{NbdServer, ServerEvent, run_with};
 use crate::sync::{AtomicBool, Ordering};
 use crate::sys::IoSlice;
+use crate::table_blocks::TableBlocks;
 use crate::wire::NbdCommand;
 use std::cell::UnsafeCell;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -30,6 +31,22 @@ pub struct NbdTimes {
     pub connect: Duration,
     /// A connection is given up after this long without a byte of a server that owes an answer.
     pub stall: Duration,
+}
+
+impl NbdTimes {
+    /// A server that is the only one may be silent for this part of the deadline of a request, so that a read is repeated
+    /// on another connection before it is given up.
+    const STALLS_PER_DEADLINE: u32 = 6;
+    /// The same of one of several: no more, for all writes wait for it.
+    const STALL_MAX_BESIDE: Duration = Duration::from_secs(1);
+
+    /// Times for a number of servers whose users give a request up after `deadline`.
+    #[must_use]
+    pub fn within(deadline: Duration, servers: usize) -> NbdTimes {
+        let connect = deadline / NbdTimes::STALLS_PER_DEADLINE;
+        let stall_max = if servers > 1 { NbdTimes::STALL_MAX_BESIDE } else { Duration::MAX };
+        NbdTimes { connect, stall: connect.min(stall_max) }
+    }
 }
 
 /// A connection that threads use by turns.
@@ -84,6 +101,8 @@ pub(crate) struct ServerSet {
     copying: Copying,
     /// One server at a time gets what it missed.
     copier: Mutex<()>,
+    /// Of a table.
+    table: Option<TableBlocks>,
 }
 
 impl ServerSet {
@@ -96,7 +115,18 @@ impl ServerSet {
             capacity,
             times,
             copier: Mutex::new(()),
+            table: None,
         }
+    }
+
+    /// The set of a table.
+    pub(crate) fn with(self, blocks: TableBlocks) -> ServerSet {
+        ServerSet { table: Some(blocks), ..self }
+    }
+
+    /// Knowledge of a table's blocks.
+    pub(crate) fn table(&self) -> Option<&TableBlocks> {
+        self.table.as_ref()
     }
 
     /// The turn of a thread that gives a server what it missed.

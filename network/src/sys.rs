@@ -213,6 +213,13 @@ pub(crate) fn connect_tcp(address: SocketAddr, deadline: Instant) -> io::Result<
     }
 }
 
+/// Bounds the time for which the kernel keeps sending what the other side does not acknowledge, whether this process lives
+/// or not. (A Unix socket's bytes are at the other side when they are sent.)
+pub(crate) fn bound_unacked(fd: BorrowedFd<'_>, most: Duration) {
+    let millis = most.as_millis().min(u128::from(u32::MAX)) as u32;
+    let _ = setsockopt(&fd, sockopt::TcpUserTimeout, &millis);
+}
+
 /// Connects to a Unix socket. A server that accepts nothing for so long that its backlog is full is `EAGAIN`.
 pub(crate) fn connect_unix(path: &Path) -> io::Result<OwnedFd> {
     let fd = new_socket(AddressFamily::Unix)?;

@@ -22,7 +22,9 @@ use crate::base::local::keep_local;
 use crate::base::sync::{Rank, Ranked};
 use crate::base::units::{ByteCount, PageId};
 use crate::limit::manager::{Account, Donation, MemoryManager};
-use crate::store::{BlockStore, OnlyUser, Store};
+use crate::store::{BlockStore, OnlyUser, Store, Use};
+#[cfg(feature = "network")]
+use crate::store::{NetworkStore, servers_of};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -220,16 +222,20 @@ impl BufferPool {
     /// [`Error::LatchTimeout`] when a page is held exclusively for too long, or another flush takes
     /// too long to write the header,
     /// [`Error::Device`] when the device could not be synced. What was written since the last flush
-    /// is in doubt then, and no later sync tells: this pool's flushes fail from then on.
+    /// is in doubt then, and no later sync tells: this pool's flushes fail from then on. They do as well when a server's
+    /// connection broke with a write under way, which it may carry out later: the page stays in memory. [`Error::Io`] of a
+    /// server that is away loses nothing.
     pub fn flush(&self) -> Result<()> {
         if self.frames.table.is_read_only() {
             return Ok(());
         }
         // Before the pages: what the header names is written then.
         let snapshot = self.header.snapshot(&self.frames);
-        let refusal = self.write_back.write_all(&self.frames)?;
-        self.header.write(&self.frames, &snapshot)?;
-        refusal.map_or(Ok(()), Err)
+        let written = self.write_back.write_all(&self.frames).and_then(|refusal| {
+            self.header.write(&self.frames, &snapshot)?;
+            refusal.map_or(Ok(()), Err)
+        });
+        written.map_err(|error| self.file.explain(error))
     }
 
     /// Makes the present content of `pages`, or a later one, durable. The others may or may not be
@@ -249,7 +255,8 @@ impl BufferPool {
         if let Some(page) = sorted.iter().find(|page| !is_page(page)) {
             return Err(table.no_such_page(*page));
         }
-        let refusal = self.write_back.write_those(&self.frames, sorted.into_iter())?;
+        let written = self.write_back.write_those(&self.frames, sorted.into_iter());
+        let refusal = written.map_err(|error| self.file.explain(error))?;
         self.file.sync()?;
         refusal.map_or(Ok(()), Err)
     }
@@ -288,6 +295,9 @@ impl PoolConfig {
     /// An existing file there has to be free, as [`BlockStore::create`] says, unless
     /// [`overwrite`](PoolConfig::overwrite) allows it to be lost. A file becomes its owner's only.
     ///
+    /// `nbd://HOST/EXPORT` and the other addresses of one server take its export in the same way (feature `network`):
+    /// `book/src/how_to/network.md`.
+    ///
     /// # Errors
     /// [`Error::Device`] when the path cannot be used, or with the data that it holds;
     /// [`Error::Config`] for a bad page size.
@@ -300,11 +310,12 @@ impl PoolConfig {
         let _ours = keep_local();
         let path = path.as_ref();
         self.check(true, manager)?; // Before anything is overwritten.
-        let store = BlockStore::create(path, Some(capacity), self.overwrite)?;
-        start(self, path.to_path_buf(), Arc::new(store), manager, true)
+        let what = Use::NewTable { overwrite: self.overwrite };
+        let store = self.open_store(what, path, Some(capacity))?;
+        start(self, path.to_path_buf(), store, manager, true)
     }
 
-    /// Opens an existing table file or device.
+    /// Opens an existing table file or device, or a table on a server.
     ///
     /// # Errors
     /// [`Error::Device`] naming what is wrong: missing, in use, no table file, shorter than
@@ -317,8 +328,23 @@ impl PoolConfig {
     ) -> Result<Arc<BufferPool>> {
         let _ours = keep_local();
         let path = path.as_ref();
-        let store = BlockStore::open_table(path, self.read_only)?;
-        start(self, path.to_path_buf(), Arc::new(store), manager, false)
+        let what = if self.read_only { Use::Reading } else { Use::OldTable };
+        let store = self.open_store(what, path, None)?;
+        start(self, path.to_path_buf(), store, manager, false)
+    }
+
+    /// Opens the store of a table: a file, a device, or the export of a server.
+    fn open_store(
+        &self,
+        what: Use,
+        path: &Path,
+        capacity: Option<ByteCount>,
+    ) -> Result<Arc<dyn Store>> {
+        #[cfg(feature = "network")]
+        if let Some(servers) = servers_of(path)? {
+            return Ok(Arc::new(NetworkStore::open_table(what, servers, capacity, self.deadline)?));
+        }
+        Ok(Arc::new(BlockStore::open_for(what, path, capacity)?))
     }
 
     /// Creates a table on a store; what that holds is lost.

@@ -9,7 +9,7 @@ use crate::base::error::{Error, Result};
 use crate::base::local::keep_local;
 use crate::base::sync::{AtomicBool, AtomicU64, Ordering, Rank, Ranked};
 use crate::base::units::{ByteCount, PageId};
-use crate::store::{OnlyUser, Op, Queue, Request, queue_bytes};
+use crate::store::{OnlyUser, Op, Queue, Request, may_come_late, queue_bytes};
 use arrayvec::ArrayVec;
 use std::cell::Cell;
 use std::panic::AssertUnwindSafe;
@@ -92,9 +92,20 @@ impl TableFile {
         let panicked = || Err(Error::Os { call: "sync (it panicked)", errno: crate::sys::EIO });
         let synced = survived(|| self.store.sync()).unwrap_or_else(panicked);
         synced.map_err(|error| {
+            if matches!(error, Error::Io { errno: libc::ENOTCONN | libc::EAGAIN, .. }) {
+                return error; // The server of a table is away, and has what it had.
+            }
             self.is_sync_lost.store(true, Ordering::Relaxed);
             self.refused(format!("cannot be synced: {error}; {REMEDY}"))
         })
+    }
+
+    /// The error of a flush.
+    pub(super) fn explain(&self, error: Error) -> Error {
+        const REMEDY: &str = "the connection broke, and the server may carry the write out later, over what is written \
+            there after it: these pages stay in memory, changed, and this pool flushes no more; see to it that the \
+            server has ended that connection (start it anew), open the table again, and repeat the changes from a log";
+        if may_come_late(&error) { self.refused(format!("{error}; {REMEDY}")) } else { error }
     }
 
     /// Gives the device's space of `pages` pages from `first` on back. A device that refuses keeps it.

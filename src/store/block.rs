@@ -133,18 +133,6 @@ impl BlockStore {
         BlockStore::open_for(Use::Table, path.as_ref(), capacity)
     }
 
-    /// Opens the store of a table that exists. To be read only, any number may be opened at once, by several
-    /// processes; they keep out one that is opened otherwise, and that keeps them out.
-    ///
-    /// # Errors
-    /// As for [`open`](BlockStore::open), in words for its caller, who can give no capacity; what is read-only is
-    /// no error for a table to be read only.
-    #[cfg(feature = "pool")]
-    pub(crate) fn open_table(path: &Path, read_only: bool) -> Result<BlockStore> {
-        let what = if read_only { Use::Reading } else { Use::OldTable };
-        BlockStore::open_for(what, path, None)
-    }
-
     /// Opens a store for contents that begin anew in the regular file or on the block device at
     /// `path`: [`open`](BlockStore::open), but what holds somebody's data is refused, unless
     /// `overwrite` allows it to be lost.
@@ -185,7 +173,16 @@ impl BlockStore {
         BlockStore::open_for(Use::Scratch { overwrite }, path.as_ref(), capacity)
     }
 
-    fn open_for(what: Use, path: &Path, capacity: Option<ByteCount>) -> Result<BlockStore> {
+    /// Opens a store for a purpose. To be read only, any number may be opened at once, by several processes; they keep out
+    /// one that is opened otherwise, and that keeps them out.
+    ///
+    /// # Errors
+    /// As for [`open`](BlockStore::open).
+    pub(crate) fn open_for(
+        what: Use,
+        path: &Path,
+        capacity: Option<ByteCount>,
+    ) -> Result<BlockStore> {
         check_capacity(path, capacity)?;
         match file::kind_of(path) {
             Ok(kind) => BlockStore::open_existing(what, path, kind, capacity),
@@ -199,6 +196,9 @@ impl BlockStore {
         if let Ok(target) = path.read_link() {
             let target = target.display();
             return Err(refused(path, format!("is a link to {target}, which does not exist")));
+        }
+        if cfg!(not(feature = "network")) && path.to_string_lossy().contains("://") {
+            return Err(refused(path, "farheap was built without its feature `network`"));
         }
         let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty() && !dir.exists());
         if let Some(dir) = dir {

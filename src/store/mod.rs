@@ -41,8 +41,10 @@ pub use encrypted::EncryptedStore;
 #[cfg(feature = "network")]
 pub use farheap_nbd::{ServerState, ServerStats};
 pub use mem::MemStore;
-#[cfg(all(feature = "network", feature = "heap"))]
-pub(crate) use network::{NetworkPlace, NetworkStore};
+#[cfg(all(feature = "network", any(feature = "heap", feature = "pool")))]
+pub(crate) use network::{NetworkStore, servers_of};
+#[cfg(feature = "pool")]
+pub(crate) use signature::Use;
 pub(crate) use slots::SlotMap;
 pub(crate) use uring_queue::{has_given_up, queue_bytes};
 pub(crate) use user::OnlyUser;

@@ -8,7 +8,7 @@
 #![expect(unsafe_code, reason = "passes buffers on to the client")]
 
 use super::block::{CAPACITY_MIN, check_capacity};
-use super::signature::{pages_within, refused};
+use super::signature::{Use, pages_within, refused};
 use super::{DEPTH_MAX, LATE, Op, Queue, Request, Store, WATCHES_FULL, check_range};
 use crate::base::error::{Error, Result};
 use crate::base::local::keep_local;
@@ -18,21 +18,13 @@ use crate::sys::file::Errno;
 use crate::sys::probe::contents::{Contents, LOOKED_AT, OwnSignature, tail};
 use crate::sys::signals::SignalsBlocked;
 use crate::sys::{self, EIO, messages, thread};
-use farheap_nbd::{
-    Client, Ending, MARK_LEN, NbdBuffer, NbdEnd, NbdQueue, NbdTimes, NetworkError, ServerAddress,
-    ServerList, ServerStats,
-};
+use farheap_nbd::{Client, NbdBuffer, NbdEnd, NbdQueue, NetworkError, ServerList, ServerStats};
 use std::ops::Range;
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A server that is the only one may be silent for this part of the deadline of a request, so that a read is repeated
-/// on another connection before it is given up.
-const STALLS_PER_DEADLINE: u32 = 6;
-/// The same of one that has copies: no more, for all writes wait for it.
-const STALL_MAX_COPIED: Duration = Duration::from_secs(1);
 /// A store on one server, the same on several, or its parts with parity.
 #[derive(Debug)]
 pub(crate) struct NetworkStore {
@@ -42,24 +34,12 @@ pub(crate) struct NetworkStore {
     name: Arc<str>,
 }
 
-/// Where pages are to be kept.
-#[derive(Debug)]
-pub(crate) struct NetworkPlace(ServerList);
-
-impl NetworkPlace {
-    /// Reads the addresses in a device's name; `None`: it is a path.
-    ///
-    /// # Errors
-    /// [`Error::Device`] for an address that is none.
-    pub(crate) fn of(device: &Path) -> Result<Option<NetworkPlace>> {
-        let text = device.to_str().filter(|text| ServerAddress::is_address(text));
-        text.map(|text| text.parse().map(NetworkPlace).map_err(unusable)).transpose()
-    }
-
-    /// True if pages are to be encrypted on the way, because others may listen or read the server's memory.
-    pub(crate) fn wants_encryption(&self) -> bool {
-        !self.0.is_plain && !self.0.addresses.iter().all(ServerAddress::is_local)
-    }
+/// Reads the addresses in a name; `None`: it is a path.
+///
+/// # Errors
+/// [`Error::Device`] for an address that is none.
+pub(crate) fn servers_of(name: &Path) -> Result<Option<ServerList>> {
+    name.to_str().and_then(ServerList::of).transpose().map_err(unusable)
 }
 
 impl NetworkStore {
@@ -69,43 +49,57 @@ impl NetworkStore {
     /// # Errors
     /// [`Error::Device`] with the server's defect, or with the offset of what its export holds.
     pub(crate) fn open(
-        place: NetworkPlace,
+        servers: ServerList,
         capacity: Option<ByteCount>,
         overwrite: bool,
         deadline: Duration,
     ) -> Result<NetworkStore> {
-        let ServerList { addresses, parity, text, .. } = place.0;
-        let path = PathBuf::from(&text);
-        check_capacity(&path, capacity)?;
-        let connect = deadline / STALLS_PER_DEADLINE;
-        let stall_max = if addresses.len() > 1 { STALL_MAX_COPIED } else { Duration::MAX };
-        let times = NbdTimes { connect, stall: connect.min(stall_max) };
-        let client = match parity {
-            0 => Client::connect(&addresses, times),
-            _ => Client::connect_striped(&addresses, parity, times),
-        }
-        .map_err(unusable)?;
-        for at in 0..client.tenders() {
-            tend(&client, at)?;
-        }
+        check_capacity(Path::new(&servers.text), capacity)?;
+        let client = tended(Client::of(&servers, deadline))?;
         let len = client.capacity();
-        let least = capacity.unwrap_or(CAPACITY_MIN);
-        if ByteCount(len) < least {
-            let what = format!("has {len} bytes, and {least} are needed; use less of it");
-            return Err(refused(&path, what));
-        }
+        client.require(capacity.unwrap_or(CAPACITY_MIN).0).map_err(unusable)?;
         // With parity the client leaves the ends of exports free.
-        let pages = match parity {
+        let pages = match servers.parity {
             0 => pages_within(len, true, capacity.unwrap_or(ByteCount(len))),
             _ => 0..capacity.map_or(len, |capacity| capacity.0),
         };
-        let own = OwnSignature { pages: pages.clone(), run: Some(sys::random_u64()?) };
-        for (at, address) in addresses.iter().enumerate() {
-            take(&client, at, overwrite, &own)
-                .map_err(|why| refused(Path::new(&address.to_string()), why))?;
+        let mark = OwnSignature { pages: pages.clone(), run: Some(sys::random_u64()?) }.text();
+        for at in 0..servers.addresses.len() {
+            take(&client, at, overwrite, mark.as_bytes())?;
         }
-        client.set_mark(&mark(&own));
-        Ok(NetworkStore { client, pages, name: format!("server {text}").into() })
+        client.set_mark(mark.as_bytes());
+        Ok(NetworkStore::new(client, pages, &servers.text))
+    }
+
+    /// Opens the store of a table; a new one leaves as much of the export free as a store for evicted pages.
+    ///
+    /// # Errors
+    /// As for `open`; parity, and a table that another process has open.
+    pub(crate) fn open_table(
+        what: Use,
+        servers: ServerList,
+        capacity: Option<ByteCount>,
+        deadline: Duration,
+    ) -> Result<NetworkStore> {
+        check_capacity(Path::new(&servers.text), capacity)?;
+        let client = tended(Client::of_table(&servers, deadline))?;
+        let found = client.find_table().map_err(unusable)?;
+        let pages = if let (Use::NewTable { overwrite }, Some(capacity)) = (what, capacity) {
+            let margin = pages_within(client.capacity(), true, capacity).start;
+            client.require(capacity.0.saturating_add(2 * margin)).map_err(unusable)?;
+            take(&client, 0, overwrite, &[])?;
+            margin..margin + capacity.0
+        } else {
+            let missing = "holds no table; `create` makes a new one";
+            found.ok_or_else(|| refused(Path::new(&servers.text), missing))?
+        };
+        let run = if what == Use::Reading { None } else { Some(sys::random_u64()?) };
+        client.take_table(pages.clone(), run).map_err(unusable)?;
+        Ok(NetworkStore::new(client, pages, &servers.text))
+    }
+
+    fn new(client: Client, pages: Range<u64>, text: &str) -> NetworkStore {
+        NetworkStore { client, pages, name: format!("server {text}").into() }
     }
 
     fn failed(&self, op: &'static str, offset: u64, len: u64, errno: i32) -> Error {
@@ -113,60 +107,42 @@ impl NetworkStore {
     }
 }
 
-/// Starts the thread that tends a server.
-fn tend(client: &Client, at: usize) -> Result<()> {
-    let tell = |text: std::fmt::Arguments<'_>| {
-        messages::tell("a server changes", messages::WARNINGS_MAX, text);
-    };
-    let tender = client.tender(at, Box::new(tell));
-    let _blocked = SignalsBlocked::new();
-    let run = move || {
-        let _ours = keep_local();
-        SignalsBlocked::for_good();
-        tender.run();
-    };
-    thread::spawn("farheap-net", run).map(drop)
+/// The client, with threads that tend its servers.
+fn tended(client: std::result::Result<Client, NetworkError>) -> Result<Client> {
+    let client = client.map_err(unusable)?;
+    for at in 0..client.tenders() {
+        let tell = |text: std::fmt::Arguments<'_>| {
+            messages::tell("a server changes", messages::WARNINGS_MAX, text);
+        };
+        let tender = client.tender(at, Box::new(tell));
+        let _blocked = SignalsBlocked::new();
+        let run = move || {
+            let _ours = keep_local();
+            SignalsBlocked::for_good();
+            tender.run();
+        };
+        thread::spawn("farheap-net", run)?;
+    }
+    Ok(client)
 }
 
-/// Looks at an export, and makes it this process's.
-fn take(
-    client: &Client,
-    at: usize,
-    overwrite: bool,
-    own: &OwnSignature,
-) -> std::result::Result<(), String> {
+/// Looks at an export, and begins it anew with `mark`.
+fn take(client: &Client, at: usize, overwrite: bool, mark: &[u8]) -> Result<()> {
     let _ours = keep_local();
-    let len = client.export_len();
+    let (len, name) = (client.export_len(), PathBuf::from(client.name_of(at)));
     let mut read = |into: &mut Buffer, offset: u64| {
         let count = into.len().min((len - offset) as usize);
-        client
-            .read_from(at, offset, &mut into[..count])
-            .map_err(|error| Errno(error.raw_os_error().unwrap_or(EIO)))?;
-        Ok(count)
+        let read = client.read_from(at, offset, &mut into[..count]);
+        read.map_err(|error| Errno(error.raw_os_error().unwrap_or(EIO))).map(|()| count)
     };
     let holds = Contents::look_at(&mut read, true, len)
-        .map_err(|errno| format!("cannot be read: {errno}"))?;
+        .map_err(|errno| refused(&name, format!("cannot be read: {errno}")))?;
     if !overwrite && !holds.is_free() {
-        return Err(format!(
-            "holds {holds}, which would be lost; name another one, or set `overwrite:on` if nobody needs that"
-        ));
+        let what_to_do = "name another one, or set `overwrite:on` if nobody needs that";
+        return Err(refused(&name, format!("holds {holds}, which would be lost; {what_to_do}")));
     }
-    let write = |offset, mut bytes: Vec<u8>| {
-        let written = client.write_to(at, offset, &mut bytes);
-        written.map_err(|error| format!("cannot be written: {error}"))
-    };
-    if !holds.is_free() {
-        write(0, vec![0; LOOKED_AT.min(len) as usize])?;
-        write(tail(len), vec![0; (len - tail(len)) as usize])?;
-    }
-    write(0, mark(own).to_vec())
-}
-
-/// The first block of an export that is this process's.
-fn mark(own: &OwnSignature) -> [u8; MARK_LEN] {
-    let (mut mark, text) = ([0; MARK_LEN], own.text());
-    mark[..text.len()].copy_from_slice(text.as_bytes());
-    mark
+    let ends = [0..LOOKED_AT.min(len), tail(len)..len];
+    client.begin_anew(at, ends.into_iter().filter(|_| !holds.is_free()), mark).map_err(unusable)
 }
 
 fn unusable(error: NetworkError) -> Error {
@@ -203,8 +179,7 @@ unsafe impl Store for NetworkStore {
     }
 
     fn sync(&self) -> Result<()> {
-        let failed = |error: std::io::Error| error.raw_os_error().unwrap_or(EIO);
-        self.client.flush().map_err(|error| self.failed("sync", 0, 0, failed(error)))
+        self.client.flush().map_err(|errno| self.failed("sync", 0, 0, errno))
     }
 
     unsafe fn discard(&self, offset: u64, len: u64) -> Result<()> {
@@ -218,9 +193,7 @@ unsafe impl Store for NetworkStore {
     }
 
     fn describe(&self) -> String {
-        let can_trim = self.client.servers().all(|(_, export)| export.can_trim());
-        let trim = if can_trim { "" } else { ", no discard" };
-        format!("{}, {}{trim}", self.name, self.capacity())
+        format!("{}, {}{}", self.name, self.capacity(), self.client.describe_trim())
     }
 
     fn name(&self) -> Arc<str> {
@@ -258,11 +231,7 @@ unsafe impl Queue for NetworkQueue {
     fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(u64, Result<()>)) -> Result<bool> {
         let (name, start) = (&self.name, self.pages.start);
         let mut report = |end: NbdEnd| {
-            let errno = match end.ending {
-                Ending::Done => None,
-                Ending::Failed(errno) => Some(Errno(errno)),
-                Ending::Late => Some(Errno(LATE)),
-            };
+            let errno = end.ending.errno(LATE).map(Errno);
             let op = if end.is_read { Op::Read } else { Op::Write };
             let failed = |errno| Err(op.failed(name, end.offset - start, end.len.into(), errno));
             done(end.token, errno.map_or(Ok(()), failed));

@@ -31,7 +31,7 @@ const LARGE_MIN: ByteCount = ByteCount::mib(64);
 
 /// Purpose of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Use {
+pub(crate) enum Use {
     /// Contents that are kept, of a file that may have to be created.
     Table,
     /// Contents that are kept, of a table that exists.

@@ -181,6 +181,30 @@ impl Victim {
         lines.find_map(|line| Some(line.split_once(word)?.1.trim().to_owned()))
     }
 
+    /// Stops it, and waits until it stands still.
+    pub(crate) fn stop(&self) {
+        self.signal("STOP");
+        let stat = format!("/proc/{}/stat", self.child.id());
+        let is_stopped = || {
+            let text = std::fs::read_to_string(&stat).expect("a child of this process");
+            text.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+        };
+        while !is_stopped() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Lets it go on.
+    pub(crate) fn resume(&self) {
+        self.signal("CONT");
+    }
+
+    fn signal(&self, name: &str) {
+        let pid = self.child.id().to_string();
+        let status = Command::new("kill").args(["-s", name, &pid]).status();
+        assert!(status.is_ok_and(|status| status.success()), "kill -s {name} {pid}");
+    }
+
     /// Kills it. What it has printed can still be read.
     pub(crate) fn kill(&mut self) {
         self.child.kill().expect("a child of this process");

@@ -1,4 +1,5 @@
 //! Certificates for tests, and servers that have them.
+#![allow(dead_code, reason = "each test binary uses a part")]
 
 use super::common::TestServer;
 use farheap_nbd::ServerAddress;

@@ -1,0 +1,373 @@
+//! A table on a server, as the client has it: whose it is, and what a flush and a read know.
+
+#[path = "common/certificates.rs"]
+mod certificates;
+mod common;
+
+use certificates::{Activated, Authority, nbdkit_tls};
+use common::{Announced, Dice, PATIENCE, Page, Plan, READ, TestServer, WRITE, run};
+use farheap_nbd::{Client, Ending, MARK_LEN, NetworkError, ServerList};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Barrier, Mutex};
+use std::time::{Duration, Instant};
+
+const PAGE: usize = 4096;
+const START: u64 = 1 << 20;
+const PAGES: std::ops::Range<u64> = START..8 << 20;
+/// Connections are given up after a sixth of it.
+const DEADLINE: Duration = Duration::from_secs(18);
+
+fn server() -> TestServer {
+    TestServer::start(Announced::default())
+}
+
+fn client_of(server: &TestServer) -> Client {
+    let list: ServerList = server.address.to_string().parse().expect("an address");
+    tended(Client::of_table(&list, DEADLINE).expect("a table's server"))
+}
+
+fn tended(client: Client) -> Client {
+    for at in 0..client.tenders() {
+        let tender = client.tender(at, Box::new(|text| println!("{text}")));
+        std::thread::spawn(move || tender.run());
+    }
+    client
+}
+
+/// Opens the table there, or makes one.
+fn open(server: &TestServer, run: u64) -> Result<Client, NetworkError> {
+    let client = client_of(server);
+    let pages = client.find_table()?.unwrap_or(PAGES);
+    assert_eq!(pages, PAGES);
+    client.take_table(pages, Some(run))?;
+    Ok(client)
+}
+
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < PATIENCE, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn write(client: &Client, place: u64, byte: u8) -> Ending {
+    let mut queue = client.open_queue(4).expect("a queue");
+    run(&mut queue, false, START + place * PAGE as u64, &mut Page::of(byte, PAGE))
+}
+
+fn read(client: &Client, place: u64) -> (Ending, u8) {
+    let mut queue = client.open_queue(4).expect("a queue");
+    let mut page = Page::of(0xff, PAGE);
+    let ending = run(&mut queue, true, START + place * PAGE as u64, &mut page);
+    (ending, page.0[0])
+}
+
+#[test]
+fn of_those_who_open_a_table_at_the_same_time_one_has_it_at_most() {
+    for round in 0..6 {
+        let server = server();
+        if round % 2 == 1 {
+            drop(open(&server, 99).expect("a table, closed again"));
+        }
+        let start = Barrier::new(3);
+        let opened: Vec<_> = std::thread::scope(|scope| {
+            let openers = (1..=3).map(|run| {
+                let (server, start) = (&server, &start);
+                scope.spawn(move || {
+                    start.wait();
+                    open(server, run)
+                })
+            });
+            let openers: Vec<_> = openers.collect();
+            openers.into_iter().map(|opener| opener.join().expect("an opener")).collect()
+        });
+        let owners: Vec<_> = opened.iter().flatten().collect();
+        assert!(owners.len() <= 1, "round {round}: {} owners", owners.len());
+        for owner in owners {
+            assert_eq!(write(owner, 3, 1), Ending::Done, "round {round}");
+            assert_eq!(owner.flush(), Ok(()), "round {round}");
+        }
+        for error in opened.iter().filter_map(|opened| opened.as_ref().err()) {
+            let text = error.to_string();
+            assert!(text.contains("another process"), "round {round}: {text}");
+        }
+    }
+}
+
+#[test]
+fn an_owner_that_cannot_look_at_its_mark_does_not_write() {
+    let server = server();
+    let client = open(&server, 7).expect("a table");
+    let mut queue = client.open_queue(4).expect("a queue");
+    let mut write = |byte| run(&mut queue, false, START, &mut Page::of(byte, PAGE));
+    assert_eq!(write(1), Ending::Done);
+    server.control.plan(|asked| {
+        let is_look = asked.command == READ && asked.offset == 0;
+        if is_look { Plan::Refuse(5) } else { Plan::Answer }
+    });
+    let start = Instant::now();
+    let mut byte = 1_u8;
+    let end = loop {
+        assert!(start.elapsed() < PATIENCE, "it writes on");
+        match write(byte.wrapping_add(1)) {
+            Ending::Done => byte = byte.wrapping_add(1),
+            end => break end,
+        }
+    };
+    assert_eq!(end, Ending::Failed(libc::ENOTCONN));
+    assert_eq!(server.control.memory()[START as usize], byte, "what was not written");
+    server.control.behave();
+    until("it writes again", || write(99) == Ending::Done);
+}
+
+#[test]
+fn an_owner_writes_nothing_over_what_another_one_has_written() {
+    let server = server();
+    let client = open(&server, 7).expect("a table");
+    assert_eq!(write(&client, 0, 1), Ending::Done);
+    let mut memory = server.control.memory();
+    memory[..20].copy_from_slice(b"another one's export");
+    server.control.set_memory(memory);
+    until("it sees that", || client.flush() == Err(libc::EBUSY));
+    until("it gives up", || client.stats()[0].state == farheap_nbd::ServerState::Taken);
+    let before = server.control.memory();
+    drop(client);
+    assert!(server.control.memory() == before, "nothing was written, nor was a mark");
+}
+
+#[test]
+fn a_flush_relies_on_no_connection_of_which_it_did_not_look_at_all() {
+    let server = server();
+    let client = open(&server, 7).expect("a table");
+    assert_eq!(write(&client, 0, 1), Ending::Done);
+    assert_eq!(client.flush(), Ok(()));
+    let before = server.control.memory();
+    assert_eq!(write(&client, 0, 2), Ending::Done);
+    server.control.kill(true);
+    server.control.set_memory(before);
+    let is_refusing = Arc::new(AtomicBool::new(true));
+    let of_server = Arc::clone(&is_refusing);
+    server.control.plan(move |asked| {
+        let is_page = asked.command == READ && asked.offset >= START;
+        if is_page && of_server.load(Ordering::SeqCst) { Plan::Refuse(5) } else { Plan::Answer }
+    });
+    server.control.revive();
+    for _ in 0..2 {
+        assert_eq!(client.flush(), Err(libc::ENOTCONN), "the block cannot be looked at");
+    }
+    is_refusing.store(false, Ordering::SeqCst);
+    for _ in 0..2 {
+        until("the server has lost it", || client.flush() == Err(libc::ESTALE));
+    }
+}
+
+#[test]
+fn a_flush_that_breaks_off_is_the_last_one() {
+    let server = server();
+    let client = open(&server, 7).expect("a table");
+    assert_eq!(write(&client, 0, 1), Ending::Done);
+    server.control.plan(|asked| if asked.command == 3 { Plan::Hang } else { Plan::Answer });
+    assert_eq!(client.flush(), Err(libc::EIO));
+    server.control.behave();
+    assert_eq!(client.flush(), Err(libc::EIO), "what became of it nobody knows");
+}
+
+#[test]
+fn a_block_that_changed_at_the_server_is_an_error_and_an_unknown_one_is_read() {
+    let server = server();
+    let mut memory = vec![0; 16 << 20];
+    memory[START as usize..][..PAGE].fill(5);
+    server.control.set_memory(memory);
+    let client = open(&server, 7).expect("a table");
+    assert_eq!(read(&client, 0), (Ending::Done, 5));
+    assert_eq!(write(&client, 1, 6), Ending::Done);
+    assert_eq!(read(&client, 1), (Ending::Done, 6));
+    let mut memory = server.control.memory();
+    memory[START as usize..][..2 * PAGE].fill(8);
+    server.control.set_memory(memory);
+    for place in 0..2 {
+        assert_eq!(read(&client, place).0, Ending::Failed(libc::EBADMSG), "place {place}");
+        let mut page = Page::of(0, PAGE);
+        let offset = START + place * PAGE as u64;
+        assert_eq!(common::read_now(&client, offset, &mut page), Err(libc::EBADMSG));
+    }
+    assert_eq!(write(&client, 0, 9), Ending::Done, "written anew");
+    assert_eq!(read(&client, 0), (Ending::Done, 9));
+}
+
+#[test]
+fn a_table_with_a_place_that_a_write_may_reach_late_is_not_closed() {
+    let server = server();
+    let client = open(&server, 7).expect("a table");
+    server.control.plan(|asked| {
+        let is_page = asked.command == WRITE && asked.offset >= START;
+        if is_page { Plan::Hold } else { Plan::Answer }
+    });
+    assert_eq!(write(&client, 4, 1), Ending::Late);
+    server.control.behave();
+    assert_eq!(write(&client, 4, 2), Ending::Late, "it is not written again");
+    assert_eq!(write(&client, 5, 2), Ending::Done, "others are");
+    assert_eq!(client.flush(), Ok(()), "of what was written");
+    drop(client);
+    let mark = server.control.memory()[..MARK_LEN].to_vec();
+    assert!(String::from_utf8_lossy(&mark).contains(" open by run 7 "));
+    let start = Instant::now();
+    let client = open(&server, 8).expect("its owner is dead");
+    assert!(start.elapsed() >= Duration::from_secs(10), "it was waited for");
+    drop(client);
+    let mark = server.control.memory()[..MARK_LEN].to_vec();
+    assert!(String::from_utf8_lossy(&mark).contains(" closed by run 8 "));
+}
+
+#[test]
+fn a_read_whose_connection_breaks_is_sent_again() {
+    let server = server();
+    let client = open(&server, 7).expect("a table");
+    assert_eq!(write(&client, 0, 3), Ending::Done);
+    let reads = AtomicU64::new(0);
+    server.control.plan(move |asked| {
+        let is_page = asked.command == READ && asked.offset >= START;
+        let is_second = is_page && reads.fetch_add(1, Ordering::SeqCst).is_multiple_of(2);
+        if is_second { Plan::Hang } else { Plan::Answer }
+    });
+    for _ in 0..4 {
+        assert_eq!(read(&client, 0), (Ending::Done, 3));
+        let mut page = Page::of(0, PAGE);
+        assert_eq!(common::read_now(&client, START, &mut page), Ok(()));
+    }
+}
+
+#[test]
+fn a_table_on_qemu_is_opened_again() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let disk = dir.path().join("disk");
+    std::fs::File::create(&disk).and_then(|file| file.set_len(16 << 20)).expect("a file");
+    let mut server = Activated::new();
+    let disk = disk.display().to_string();
+    let arguments = ["--shared=0", "--persistent", "--format=raw", &disk];
+    let Some(()) = server.start("qemu-nbd", &arguments) else { return };
+    assert_is_opened_again(&server.plain_address().to_string().parse().expect("an address"));
+}
+
+#[test]
+fn a_table_by_tls_is_opened_again() {
+    let authority = Authority::new();
+    let certificates = authority.make("localhost", &["127.0.0.1"], false);
+    let Some(server) = nbdkit_tls(&certificates, &["--tls-verify-peer"]) else { return };
+    assert_is_opened_again(&server.address(&certificates).to_string().parse().expect("an address"));
+}
+
+fn assert_is_opened_again(list: &ServerList) {
+    for add in 0..2 {
+        let client = tended(Client::of_table(list, DEADLINE).expect("a table's server"));
+        let pages = client.find_table().expect("nobody has it open");
+        assert_eq!(pages.is_some(), add > 0);
+        client.take_table(PAGES, Some(7 + add)).expect("taken");
+        if add > 0 {
+            assert_eq!(read(&client, 0), (Ending::Done, 1));
+        }
+        assert_eq!(write(&client, 0, 1), Ending::Done);
+        assert_eq!(client.flush(), Ok(()));
+    }
+}
+
+/// A server whose power may fail: then it has what was there at its last flush.
+struct Volatile {
+    server: TestServer,
+    durable: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Volatile {
+    fn start() -> Volatile {
+        let size = START + (BLOCKS + 1) * PAGE as u64;
+        let server = TestServer::start(Announced { size, ..Announced::default() });
+        Volatile { server, durable: Arc::default() }
+    }
+
+    /// Answers, but for 2/`odds` of the writes of blocks: the connection ends, with what was written or without it.
+    fn behave(&self, seed: u64, odds: u64) {
+        let (control, durable) = (Arc::clone(&self.server.control), Arc::clone(&self.durable));
+        let mut dice = Dice(seed);
+        self.server.control.plan(move |asked| {
+            if asked.command == 3 {
+                // Before the answer: all that was answered so far is there.
+                *durable.lock().expect("unpoisoned") = control.memory();
+            }
+            let is_page = asked.command == WRITE && asked.offset >= START;
+            match dice.below(odds) {
+                0 if is_page => Plan::Hang,
+                1 if is_page => Plan::DoAndHang,
+                _ => Plan::Answer,
+            }
+        });
+    }
+
+    fn fail(&self) {
+        self.server.control.kill(true);
+        self.server.control.set_memory(self.durable.lock().expect("unpoisoned").clone());
+        self.server.control.revive();
+    }
+}
+
+const BLOCKS: u64 = 16;
+const ROUNDS: u64 = 6;
+
+/// What a block may be: what was written last, or since then in vain.
+#[derive(Clone, Default)]
+struct Allowed(Vec<u8>);
+
+#[test]
+fn what_a_flush_has_promised_outlives_the_servers_power_and_nothing_stale_is_read() {
+    let seed = std::env::var("FARHEAP_TEST_SEED").ok().and_then(|text| text.parse().ok());
+    let seed = seed.unwrap_or_else(|| {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        now.expect("the clock is past 1970").as_nanos() as u64
+    });
+    println!("FARHEAP_TEST_SEED={seed}");
+    let mut dice = Dice(seed);
+    let (mut flushes, mut losses, mut stale) = (0, 0, 0);
+    for round in 0..ROUNDS {
+        let volatile = Volatile::start();
+        volatile.behave(dice.roll(), 60);
+        let list: ServerList = volatile.server.address.to_string().parse().expect("an address");
+        let client = tended(Client::of_table(&list, DEADLINE).expect("a table's server"));
+        client.find_table().expect("nobody has it open");
+        client.take_table(START..START + BLOCKS * PAGE as u64, Some(7)).expect("taken");
+        assert_eq!(client.flush(), Ok(()), "round {round}");
+        let mut blocks = vec![Allowed(vec![0]); BLOCKS as usize];
+        let mut queue = client.open_queue(4).expect("a queue");
+        for step in 0..60 {
+            let (at, byte) = (dice.below(BLOCKS), dice.roll() as u8);
+            let (allowed, offset) = (&mut blocks[at as usize].0, START + at * PAGE as u64);
+            match dice.below(12) {
+                0 => {
+                    let flushed = client.flush();
+                    flushes += u32::from(flushed.is_ok());
+                    losses += u32::from(flushed == Err(libc::ESTALE));
+                    let durable = volatile.durable.lock().expect("unpoisoned");
+                    let is_there = |(at, block): (usize, &Allowed)| {
+                        block.0.contains(&durable[START as usize + at * PAGE])
+                    };
+                    let is_all = blocks.iter().enumerate().all(is_there);
+                    assert!(is_all || flushed.is_err(), "round {round}, step {step}: {flushed:?}");
+                }
+                1 if step % 3 == 0 => volatile.fail(),
+                2 if step % 3 == 0 => volatile.server.control.kill(false),
+                1..=7 => match run(&mut queue, false, offset, &mut Page::of(byte, PAGE)) {
+                    Ending::Done => *allowed = vec![byte],
+                    Ending::Failed(_) | Ending::Late => allowed.push(byte),
+                },
+                _ => {
+                    let mut page = Page::of(!byte, PAGE);
+                    let end = run(&mut queue, true, offset, &mut page);
+                    stale += u32::from(end == Ending::Failed(libc::EBADMSG));
+                    let is_right = allowed.contains(&page.0[0]);
+                    assert!(end != Ending::Done || is_right, "round {round}, step {step}");
+                }
+            }
+        }
+    }
+    println!("{flushes} flushes, {losses} that found something lost, {stale} stale blocks");
+    assert!(flushes > 0 && losses + stale > 0, "it tests nothing");
+}
