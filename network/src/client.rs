@@ -7,7 +7,7 @@ use crate::blocks::BLOCK;
 use crate::ends::SERVERS_MAX;
 use crate::handshake::Export;
 use crate::lease::Lease;
-use crate::link::FlightEnd;
+use crate::link::{BUFFERS_MAX, FlightEnd};
 use crate::mover::SpanMover;
 use crate::queue::NbdQueue;
 use crate::server::{NbdServer, ServerStats, Tell};
@@ -295,12 +295,26 @@ impl Client {
     pub fn open_queue(&self, depth: usize) -> io::Result<NbdQueue> {
         let depth = depth.clamp(1, DEPTH_MAX);
         Ok(match &self.stripes {
-            None => NbdQueue::of_copies(SetQueue::new(Arc::clone(&self.sets[0]), depth)?),
+            None => {
+                let set = Arc::clone(&self.sets[0]);
+                NbdQueue::of_copies(SetQueue::new(set, depth, BUFFERS_MAX)?)
+            }
             Some(stripes) => {
                 let stripes = Arc::clone(stripes);
                 NbdQueue::striped(StripedQueue::new(stripes, RowsFor::User, depth)?)
             }
         })
+    }
+
+    /// Bytes that a queue for up to `depth` requests holds, all of which have their memory when it is opened.
+    #[must_use]
+    pub fn queue_bytes(&self, depth: usize) -> usize {
+        let depth = depth.clamp(1, DEPTH_MAX);
+        NbdQueue::bytes()
+            + match &self.stripes {
+                None => SetQueue::bytes(&self.sets[0], depth, BUFFERS_MAX),
+                Some(stripes) => StripedQueue::bytes(stripes, depth),
+            }
     }
 
     /// Reads from one server and waits: for what is looked at before queues are opened.

@@ -49,3 +49,7 @@ pub struct NbdEnd {
     /// How it ended.
     pub ending: Ending,
 }
+
+/// Fills places of ends that there are not yet.
+pub(crate) const IDLE_END: NbdEnd =
+    NbdEnd { token: 0, is_read: true, offset: 0, len: 0, ending: Ending::Done };

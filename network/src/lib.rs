@@ -37,6 +37,7 @@ mod mover;
 mod parity;
 mod queue;
 mod read_times;
+mod resident;
 mod seat;
 mod server;
 mod server_mark;

@@ -11,6 +11,7 @@
 
 #![expect(unsafe_code, reason = "fills and sends the buffers of requests")]
 
+use crate::resident::touch;
 use crate::stream::{Connection, NbdStream};
 use crate::sys::{IoSlice, VECTOR_MAX};
 use crate::wire::{self, Body, Exchange, NbdCommand, REPLY_LEN_MAX, REQUEST_LEN, ReplyHead};
@@ -36,7 +37,7 @@ pub(crate) enum FlightEnd {
     Lost,
 }
 
-/// The buffers of requests, by the request's number. Its memory is touched where requests have been.
+/// The buffers of requests, by the request's number.
 #[derive(Debug)]
 pub(crate) struct BufferTable {
     slices: Box<[IoSlice]>,
@@ -47,10 +48,20 @@ pub(crate) struct BufferTable {
 impl BufferTable {
     pub(crate) fn new(depth: usize, most: usize) -> BufferTable {
         BufferTable {
-            slices: bytemuck::zeroed_slice_box(depth * most),
+            slices: vec![IoSlice::NONE; depth * most].into(),
             counts: vec![0; depth].into(),
             most,
         }
+    }
+
+    /// # Panics
+    /// When a request has more buffers than there is room for.
+    pub(crate) fn check_count(&self, count: usize) {
+        assert!(count <= self.most, "{count} buffers");
+    }
+
+    pub(crate) fn bytes(depth: usize, most: usize) -> usize {
+        depth * (most * size_of::<IoSlice>() + size_of::<usize>())
     }
 
     pub(crate) fn set(&mut self, index: usize, slices: impl Iterator<Item = IoSlice>) {
@@ -153,6 +164,19 @@ impl Link {
             incoming: None,
             heard: Instant::now(),
         }
+    }
+
+    /// Gives its buffers their memory now: it is going to be used by many requests at once.
+    pub(crate) fn touch(&mut self) {
+        touch(&mut self.staging.bytes);
+        self.stream.touch();
+    }
+
+    /// Bytes of one.
+    pub(crate) fn bytes(depth: usize, is_secured: bool) -> usize {
+        depth * (size_of::<LinkFlight>() + size_of::<u32>())
+            + STAGING
+            + NbdStream::bytes(is_secured)
     }
 
     /// Takes a connection that is ready for requests.

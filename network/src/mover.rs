@@ -13,7 +13,8 @@
 #![expect(unsafe_code, reason = "lends pages of its own to its queue")]
 
 use crate::blocks::BLOCK;
-use crate::ends::{Ending, NbdBuffer, NbdEnd};
+use crate::ends::{Ending, IDLE_END, NbdBuffer, NbdEnd};
+use crate::resident::{reserved, zeroed};
 use crate::spans::{MOVER_SPANS, RowPlace, RowsFor, SPAN_ROWS};
 use crate::striped_queue::StripedQueue;
 use crate::stripes::Stripes;
@@ -21,6 +22,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// Blocks that it moves at once.
+const DEPTH: usize = SPAN_ROWS as usize;
 /// How often it looks for work.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Free spans that it makes room for: this number, and one of a number of all.
@@ -42,10 +45,11 @@ impl SpanMover {
     pub(crate) fn new(stripes: Arc<Stripes>) -> io::Result<SpanMover> {
         let blocks = SPAN_ROWS as usize * stripes.layout().data;
         Ok(SpanMover {
-            queue: StripedQueue::new(Arc::clone(&stripes), RowsFor::Mover, blocks)?,
-            pages: vec![0; blocks * BLOCK as usize].into(),
-            living: Vec::with_capacity(blocks),
-            ends: Vec::with_capacity(blocks),
+            queue: StripedQueue::new(Arc::clone(&stripes), RowsFor::Mover, DEPTH)?,
+            // It works when memory is short.
+            pages: zeroed(blocks * BLOCK as usize),
+            living: reserved(blocks, (0, RowPlace { span: 0, row: 0, column: 0 })),
+            ends: reserved(blocks, IDLE_END),
             stuck: None,
             stripes,
         })
@@ -152,6 +156,9 @@ impl SpanMover {
     fn run_all(&mut self, blocks: impl Iterator<Item = usize>, is_read: bool) {
         self.ends.clear();
         for n in blocks {
+            while self.queue.in_flight() == DEPTH {
+                self.wait();
+            }
             let (block, place) = self.living[n];
             let ptr = self.pages[n * BLOCK as usize..].as_mut_ptr();
             let buffer = NbdBuffer { ptr, len: BLOCK as usize };
@@ -165,12 +172,16 @@ impl SpanMover {
                 // SAFETY: as above; the caller holds the span.
                 unsafe { self.queue.push_move(n as u64, block, buffer, place) }
             };
-            assert!(pushed, "the queue has room for the blocks of a span");
+            assert!(pushed, "fewer than the depth are in flight");
         }
         while self.queue.in_flight() > 0 {
-            // Without memory to wait with there is nothing to do but to go round.
-            let _ = self.queue.wait_once();
-            self.queue.report(&mut |end| self.ends.push(end));
+            self.wait();
         }
+    }
+
+    fn wait(&mut self) {
+        // Without memory to wait with there is nothing to do but to go round.
+        let _ = self.queue.wait_once();
+        self.queue.report(&mut |end| self.ends.push(end));
     }
 }

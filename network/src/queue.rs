@@ -37,6 +37,11 @@ impl NbdQueue {
         NbdQueue { way: QueueWay::Striped(queue.into()), watched: Vec::with_capacity(WATCHED_MAX) }
     }
 
+    /// Bytes beside those of the requests.
+    pub(crate) const fn bytes() -> usize {
+        WATCHED_MAX * size_of::<RawFd>()
+    }
+
     /// Makes [`wait`](NbdQueue::wait) return also while a descriptor is readable, which stays open as long as the queue;
     /// returns whether there was room for it.
     #[must_use]

@@ -239,6 +239,10 @@ impl NbdServer {
         Link::new(depth, self.address.certificates().is_some())
     }
 
+    pub(crate) fn link_bytes(&self, depth: usize) -> usize {
+        Link::bytes(depth, self.address.certificates().is_some())
+    }
+
     pub(crate) fn is_taken(&self) -> bool {
         self.state.load(Ordering::SeqCst) == ServerState::Taken as u64
     }

@@ -31,8 +31,9 @@
 
 #![expect(unsafe_code, reason = "takes the buffers of requests")]
 
-use crate::ends::{Ending, NbdBuffer, NbdEnd, SERVERS_MAX};
-use crate::link::{BUFFERS_MAX, BufferTable, FlightEnd, Link};
+use crate::ends::{Ending, IDLE_END, NbdBuffer, NbdEnd, SERVERS_MAX};
+use crate::link::{BufferTable, FlightEnd, Link};
+use crate::resident::reserved;
 use crate::seat::Seat;
 use crate::server::{NbdServer, ServerEvent};
 use crate::shared::ServerSet;
@@ -81,7 +82,6 @@ struct NbdRequest {
     done: Servers,
     /// Servers that have had it, of a read.
     tried: Servers,
-    by_server: [AtServer; SERVERS_MAX],
     /// Servers that may write it later.
     late: Servers,
     errno: i32,
@@ -91,17 +91,15 @@ struct NbdRequest {
 
 impl NbdRequest {
     fn new(token: u64, is_read: bool, offset: u64, len: u32) -> NbdRequest {
-        let started = Instant::now();
         NbdRequest {
             token,
             is_read,
             offset,
             len,
-            started,
+            started: Instant::now(),
             at: 0,
             done: 0,
             tried: 0,
-            by_server: [AtServer { since: started, life: 0 }; SERVERS_MAX],
             late: 0,
             errno: libc::ENOTCONN,
             is_over: false,
@@ -171,6 +169,9 @@ pub(crate) struct SetQueue {
 struct NbdRequests {
     depth: usize,
     pending: Box<[NbdRequest]>,
+    /// Of each request what each server has.
+    by_server: Box<[AtServer]>,
+    servers: usize,
     vectors: BufferTable,
     free: Vec<u32>,
     /// Ends that nobody has taken.
@@ -182,20 +183,37 @@ struct NbdRequests {
 }
 
 impl NbdRequests {
-    fn new(depth: usize, servers: usize) -> NbdRequests {
-        let spare = if servers > 1 { SPARE } else { 0 };
-        let numbers = depth + spare;
+    fn new(depth: usize, servers: usize, buffers_max: usize) -> NbdRequests {
+        let numbers = NbdRequests::numbers(depth, servers);
         let idle = NbdRequest { is_over: true, ..NbdRequest::new(0, true, 0, 0) };
+        let at_server = AtServer { since: Instant::now(), life: 0 };
         NbdRequests {
             depth,
             pending: vec![idle; numbers].into(),
-            vectors: BufferTable::new(numbers, BUFFERS_MAX),
+            by_server: vec![at_server; numbers * servers].into(),
+            servers,
+            vectors: BufferTable::new(numbers, buffers_max),
             // The lowest is used first, and the one that was used last.
             free: (0..numbers as u32).rev().collect(),
-            ended: Vec::with_capacity(depth),
+            ended: reserved(depth, IDLE_END),
             count: 0,
-            news: Vec::with_capacity(numbers * servers),
+            news: reserved(numbers * servers, (0, 0, FlightEnd::Unsent)),
         }
+    }
+
+    fn numbers(depth: usize, servers: usize) -> usize {
+        depth + if servers > 1 { SPARE } else { 0 }
+    }
+
+    fn bytes(depth: usize, servers: usize, buffers_max: usize) -> usize {
+        let numbers = NbdRequests::numbers(depth, servers);
+        let at_server = size_of::<AtServer>() + size_of::<(usize, usize, FlightEnd)>();
+        let request = size_of::<NbdRequest>() + size_of::<u32>() + servers * at_server;
+        numbers * request + BufferTable::bytes(numbers, buffers_max) + depth * size_of::<NbdEnd>()
+    }
+
+    fn at_server(&mut self, index: usize, at: usize) -> &mut AtServer {
+        &mut self.by_server[index * self.servers + at]
     }
 
     fn end(&mut self, index: usize, ending: Ending) {
@@ -215,15 +233,22 @@ impl NbdRequests {
 }
 
 impl SetQueue {
-    pub(crate) fn new(shared: Arc<ServerSet>, depth: usize) -> io::Result<SetQueue> {
+    /// For requests of up to `buffers_max` buffers.
+    pub(crate) fn new(
+        shared: Arc<ServerSet>,
+        depth: usize,
+        buffers_max: usize,
+    ) -> io::Result<SetQueue> {
         let servers = shared.servers();
-        let requests = NbdRequests::new(depth, servers.len());
+        let requests = NbdRequests::new(depth, servers.len(), buffers_max);
         let mut lines = Vec::with_capacity(servers.len());
         for server in servers {
+            let mut link = server.link(requests.pending.len());
+            link.touch();
             lines.push(QueueLine {
                 seat: server.add_seat(shared.wait_max())?,
                 server: Arc::clone(server),
-                link: server.link(requests.pending.len()),
+                link,
                 life: 0,
             });
         }
@@ -238,6 +263,18 @@ impl SetQueue {
             checked: Instant::now(),
             has_waited: false,
         })
+    }
+
+    /// Bytes that such a queue holds, all of which have their memory from the start.
+    pub(crate) fn bytes(shared: &ServerSet, depth: usize, buffers_max: usize) -> usize {
+        let servers = shared.servers();
+        let numbers = NbdRequests::numbers(depth, servers.len());
+        let line = |server: &Arc<NbdServer>| {
+            size_of::<QueueLine>() + size_of::<Seat>() + server.link_bytes(numbers)
+        };
+        size_of::<SetQueue>()
+            + NbdRequests::bytes(depth, servers.len(), buffers_max)
+            + servers.iter().map(line).sum::<usize>()
     }
 
     /// Requests whose end was not reported.
@@ -262,7 +299,7 @@ impl SetQueue {
         }
         // None: slow servers have all that were answered by others.
         let Some(index) = requests.free.pop().map(|index| index as usize) else { return false };
-        assert!(buffers.len() <= BUFFERS_MAX, "{} buffers", buffers.len());
+        requests.vectors.check_count(buffers.len());
         let mut len = 0;
         let slices = buffers.map(|buffer| {
             len += buffer.len as u64;
@@ -325,9 +362,9 @@ impl SetQueue {
         pending.tried |= 1 << at;
         pending.at |= 1 << at;
         // The first is asked when the request begins.
-        if pending.tried.count_ones() > 1 {
-            pending.by_server[at].since = Instant::now();
-        }
+        let is_first = pending.tried.is_power_of_two();
+        let since = if is_first { pending.started } else { Instant::now() };
+        self.requests.at_server(index, at).since = since;
         self.lines[at].start(index, NbdCommand::Read, offset, len as u32);
         true
     }
@@ -446,18 +483,16 @@ impl SetQueue {
         while let Some((at, index, end)) = self.requests.news.pop() {
             let (line, bit) = (&self.lines[at], 1 << at);
             line.server.end();
-            let pending = &mut self.requests.pending[index];
-            pending.at &= !bit;
             let end = match end {
                 // By a server that has lost what it had.
                 FlightEnd::Done if !line.server.is_life(line.life) => FlightEnd::Refused(libc::EIO),
                 end => end,
             };
+            self.requests.at_server(index, at).life = line.life;
+            let pending = &mut self.requests.pending[index];
+            pending.at &= !bit;
             match end {
-                FlightEnd::Done => {
-                    pending.done |= bit;
-                    pending.by_server[at].life = line.life;
-                }
+                FlightEnd::Done => pending.done |= bit,
                 FlightEnd::Unsent => {}
                 FlightEnd::Lost => pending.errno = libc::ECONNRESET,
                 FlightEnd::Refused(errno) => {
@@ -487,7 +522,7 @@ impl SetQueue {
         }
         if end == FlightEnd::Done {
             server.count(ServerEvent::Read);
-            server.note_read(pending.by_server[at].since.elapsed());
+            server.note_read(self.requests.at_server(index, at).since.elapsed());
         }
         if pending.is_over {
             return self.requests.free_if_idle(index);
@@ -542,7 +577,8 @@ impl SetQueue {
             // One that began anew while others were not through has lost it.
             for (at, line) in self.lines.iter().enumerate() {
                 let is_done = pending.done & 1 << at != 0;
-                if is_done && !line.server.note_written(pending.by_server[at].life, offset, len) {
+                let life = self.requests.at_server(index, at).life;
+                if is_done && !line.server.note_written(life, offset, len) {
                     pending.done &= !(1 << at);
                 }
             }

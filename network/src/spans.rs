@@ -203,11 +203,12 @@ impl Spans {
 
     // Spans.
 
-    /// Takes rows for up to `blocks` blocks, and a reference to their span. `begin` is called with a span that was free.
+    /// Takes up to `rows_max` rows for up to `blocks` blocks, and a reference to their span. `begin` is called with a span that was free.
     pub(crate) fn take_rows(
         &self,
         purpose: RowsFor,
         blocks: u64,
+        rows_max: u64,
         up: ServerMask,
         begin: impl Fn(u64),
     ) -> Result<Rows, NoRows> {
@@ -230,7 +231,8 @@ impl Spans {
                 self.release(span, 1);
                 continue;
             }
-            let count = blocks.div_ceil(columns.count_ones().into()).min(SPAN_ROWS - next);
+            let count = blocks.div_ceil(columns.count_ones().into());
+            let count = count.min(rows_max).min(SPAN_ROWS - next);
             *open = Some(OpenSpan { span, next: next + count });
             self.references[span as usize].fetch_add(1, Ordering::SeqCst);
             return Ok(Rows { span, first: next, count, columns });
@@ -413,7 +415,7 @@ mod tests {
     }
 
     fn take(spans: &Spans, blocks: u64, up: ServerMask) -> Result<Rows, NoRows> {
-        spans.take_rows(RowsFor::User, blocks, up, |_| ())
+        spans.take_rows(RowsFor::User, blocks, SPAN_ROWS, up, |_| ())
     }
 
     /// Writes blocks to one stripe, as the queue does.
@@ -521,7 +523,7 @@ mod tests {
         let spans = spans(2, 1, 8);
         let user = std::iter::from_fn(|| take(&spans, 64, ALL).ok()).count();
         assert_eq!((user, take(&spans, 1, ALL)), (6, Err(NoRows::Full)));
-        assert!(spans.take_rows(RowsFor::Mover, 64, ALL, |_| ()).is_ok());
+        assert!(spans.take_rows(RowsFor::Mover, 64, SPAN_ROWS, ALL, |_| ()).is_ok());
     }
 
     #[test]
@@ -566,7 +568,7 @@ mod models {
         }
 
         fn take(&self) -> Rows {
-            self.spans.take_rows(RowsFor::Mover, 1, u8::MAX, |_| ()).expect("room")
+            self.spans.take_rows(RowsFor::Mover, 1, 1, u8::MAX, |_| ()).expect("room")
         }
 
         fn publish(&self, rows: Rows, block: u64, version: u64, expected: Option<RowPlace>) {

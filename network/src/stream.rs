@@ -5,6 +5,7 @@
 
 #![expect(unsafe_code, reason = "fills and sends the buffers of requests")]
 
+use crate::resident::touch;
 use crate::sys::{self, Awaited, IoSlice};
 use crate::tls::{Opened, PLAIN_MAX, RECORD_MAX, TlsKeys};
 use std::io;
@@ -57,6 +58,19 @@ impl NbdStream {
             unsent: 0..0,
         };
         NbdStream { fd: None, keys: None, records: is_secured.then(records) }
+    }
+
+    /// Gives the buffers for records their memory.
+    pub(crate) fn touch(&mut self) {
+        if let Some(Records { incoming, outgoing, .. }) = &mut self.records {
+            touch(incoming);
+            touch(outgoing);
+        }
+    }
+
+    /// Bytes of one.
+    pub(crate) const fn bytes(is_secured: bool) -> usize {
+        if is_secured { INCOMING + OUTGOING } else { 0 }
     }
 
     pub(crate) fn attach(&mut self, connection: Connection) {

@@ -87,6 +87,20 @@ pub(super) struct StripeBlock {
     pub(super) expected: Option<RowPlace>,
 }
 
+impl StripeBlock {
+    /// Fills places of blocks that there are not yet.
+    pub(super) const NONE: StripeBlock = StripeBlock {
+        block: 0,
+        request: 0,
+        from: IoSlice::NONE,
+        sum: 0,
+        stripes: 0,
+        bad: 0,
+        errno: 0,
+        expected: None,
+    };
+}
+
 /// Blocks on their way to rows.
 #[derive(Debug)]
 pub(super) struct Stripe {

@@ -32,9 +32,10 @@
 #![expect(unsafe_code, reason = "takes the buffers of requests")]
 
 use crate::blocks::BLOCK;
-use crate::ends::{Ending, NbdBuffer, NbdEnd, SERVERS_MAX};
+use crate::ends::{Ending, IDLE_END, NbdBuffer, NbdEnd, SERVERS_MAX};
 use crate::link::{BUFFERS_MAX, BufferTable};
 use crate::parity::{COLUMNS_MAX, add, add_times, double, sum_of};
+use crate::resident::{reserved, zeroed};
 use crate::server::ServerEvent;
 use crate::set_queue::SetQueue;
 use crate::spans::{Layout, NoRows, RowPlace, Rows, RowsFor, SPAN_ROWS, ServerMask};
@@ -44,36 +45,52 @@ use crate::striped_parts::{
 };
 use crate::stripes::{Stripes, wrong_parity};
 use crate::sys::{self, Awaited, IoSlice};
-use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Stripes in flight. What is written meanwhile waits, and becomes one of more blocks.
 const STRIPES: usize = 4;
+/// Rows of each: their parity is in memory while it is written, and stays there for the next one.
+const STRIPE_ROWS: u64 = 16;
 /// Pieces in flight beyond the depth: requests may have several.
 const PIECES_MORE: usize = 32;
+/// Of these, pieces on one server.
+const LANE_PIECES: usize = 48;
 /// Pieces that are computed at once.
 const REBUILDS: usize = 8;
 /// Rows that are computed at once, of a piece.
-const REBUILD_ROWS: u64 = 8;
+const REBUILD_ROWS: u64 = 2;
+/// Requests in flight to a server, with those of stripes and of pieces that are computed.
+const LANE_DEPTH: usize = LANE_PIECES + STRIPES + REBUILDS;
+/// Buffers of such a request.
+const LANE_BUFFERS: usize = SPAN_ROWS as usize;
 /// Stripes that a block may be in until its write has failed.
 const STRIPES_MAX: u8 = 8;
 /// Pause before rows are looked for again that the mover is to make.
 const FULL_PAUSE: Duration = Duration::from_millis(1);
 const BLOCK_LEN: usize = BLOCK as usize;
 
+/// Requests to one server.
+#[derive(Debug)]
+struct Lane {
+    queue: SetQueue,
+    /// Pieces that are being read there.
+    pieces: usize,
+}
+
 /// A queue of requests; owned by one thread.
 #[derive(Debug)]
 pub(crate) struct StripedQueue {
     /// One for each server. Before what they read and write: they are dropped first.
-    lanes: Box<[SetQueue]>,
+    lanes: Box<[Lane]>,
     stripes: Arc<Stripes>,
     purpose: RowsFor,
     requests: StripedRequests,
     reads: StripedReads,
     writes: StripedWrites,
-    news: Vec<(usize, NbdEnd)>,
+    /// Ends at the server that is being looked at.
+    news: Vec<NbdEnd>,
 }
 
 impl StripedQueue {
@@ -84,19 +101,20 @@ impl StripedQueue {
     ) -> io::Result<StripedQueue> {
         let Layout { data, parity, .. } = *stripes.layout();
         let pieces = depth + PIECES_MORE;
-        let at_server = pieces + STRIPES + REBUILDS;
-        let lanes = stripes.sets().iter().map(|set| SetQueue::new(Arc::clone(set), at_server));
+        let lane =
+            |set| Ok(Lane { queue: SetQueue::new(set, LANE_DEPTH, LANE_BUFFERS)?, pieces: 0 });
+        let lanes = stripes.sets().iter().map(|set| lane(Arc::clone(set)));
         let lanes = lanes.collect::<io::Result<Box<[_]>>>()?;
-        let blocks_max = SPAN_ROWS as usize * data;
+        let blocks_max = STRIPE_ROWS as usize * data;
         let stripe = || Stripe {
             rows: None,
-            blocks: Vec::with_capacity(blocks_max),
+            blocks: reserved(blocks_max, StripeBlock::NONE),
             left: 0,
             bad: 0,
             is_failed: false,
             is_late: false,
             errno: 0,
-            parity: vec![0; parity * SPAN_ROWS as usize * BLOCK_LEN].into(),
+            parity: zeroed(parity * STRIPE_ROWS as usize * BLOCK_LEN),
         };
         let rebuild = || Rebuild {
             piece: None,
@@ -106,7 +124,7 @@ impl StripedQueue {
             bad: 0,
             left: 0,
             is_failed: false,
-            pages: vec![0; (data + parity) * REBUILD_ROWS as usize * BLOCK_LEN].into(),
+            pages: zeroed((data + parity) * REBUILD_ROWS as usize * BLOCK_LEN),
         };
         let request = StripedRequest {
             token: 0,
@@ -121,7 +139,7 @@ impl StripedQueue {
         let place = RowPlace { span: 0, row: 0, column: 0 };
         let piece = ReadPiece { request: 0, first: 0, count: 0, place, state: PieceState::Free };
         Ok(StripedQueue {
-            news: Vec::with_capacity(at_server * lanes.len()),
+            news: reserved(LANE_DEPTH, IDLE_END),
             lanes,
             purpose,
             requests: StripedRequests {
@@ -129,25 +147,46 @@ impl StripedQueue {
                 all: vec![request; depth].into(),
                 buffers: BufferTable::new(depth, BUFFERS_MAX),
                 free: (0..depth).rev().collect(),
-                ended: Vec::with_capacity(depth),
+                ended: reserved(depth, IDLE_END),
                 count: 0,
             },
             reads: StripedReads {
-                waiting: VecDeque::with_capacity(depth),
+                waiting: reserved(depth, 0).into(),
                 pieces: vec![piece; pieces].into(),
                 free_pieces: (0..pieces).rev().collect(),
                 rebuilds: (0..REBUILDS).map(|_| rebuild()).collect(),
-                page: vec![0; BLOCK_LEN].into(),
+                page: zeroed(BLOCK_LEN),
             },
             writes: StripedWrites {
-                waiting: VecDeque::with_capacity(depth),
+                waiting: reserved(depth, 0).into(),
                 // Nothing is begun while there is any: no more than was in stripes before.
-                again: VecDeque::with_capacity(STRIPES * blocks_max),
+                again: reserved(STRIPES * blocks_max, StripeBlock::NONE).into(),
                 stripes: (0..STRIPES).map(|_| stripe()).collect(),
                 full_since: None,
             },
             stripes,
         })
+    }
+
+    /// Bytes that such a queue holds, all of which have their memory from the start.
+    pub(crate) fn bytes(stripes: &Stripes, depth: usize) -> usize {
+        let Layout { data, parity, .. } = *stripes.layout();
+        let lane = |set| size_of::<Lane>() + SetQueue::bytes(set, LANE_DEPTH, LANE_BUFFERS);
+        let lanes: usize = stripes.sets().iter().map(|set| lane(set)).sum();
+        let blocks = STRIPE_ROWS as usize * data * size_of::<StripeBlock>();
+        let stripe = size_of::<Stripe>() + blocks + parity * STRIPE_ROWS as usize * BLOCK_LEN;
+        let rebuild = size_of::<Rebuild>() + (data + parity) * REBUILD_ROWS as usize * BLOCK_LEN;
+        let request = size_of::<StripedRequest>() + size_of::<NbdEnd>() + 3 * size_of::<usize>();
+        let piece = size_of::<ReadPiece>() + size_of::<usize>();
+        size_of::<StripedQueue>()
+            + lanes
+            + STRIPES * (stripe + blocks)
+            + REBUILDS * rebuild
+            + depth * request
+            + BufferTable::bytes(depth, BUFFERS_MAX)
+            + (depth + PIECES_MORE) * piece
+            + LANE_DEPTH * size_of::<NbdEnd>()
+            + BLOCK_LEN
     }
 
     pub(crate) fn in_flight(&self) -> usize {
@@ -274,6 +313,7 @@ impl StripedQueue {
     /// Begins the next blocks of a read; returns whether a piece was free.
     fn begin_piece(&mut self, index: usize) -> bool {
         let Some(number) = self.reads.free_pieces.last().copied() else { return false };
+        // One that waits keeps others waiting, also of other servers: there are enough under way then.
         let StripedRequest { offset, next: first, blocks, .. } = self.requests.all[index];
         let block = offset / BLOCK + first as u64;
         let spans = &self.stripes.spans;
@@ -284,6 +324,12 @@ impl StripedQueue {
             self.requests.all[index].next += 1;
             return true;
         };
+        let at = self.stripes.layout().server(place.span, place.column);
+        if self.lanes[at].pieces == LANE_PIECES {
+            spans.release(place.span, 1);
+            return false;
+        }
+        self.lanes[at].pieces += 1;
         let follows = |n: &usize| {
             let row = place.row + *n as u64;
             row < SPAN_ROWS && spans.is_at(block + *n as u64, RowPlace { row, ..place })
@@ -296,7 +342,7 @@ impl StripedQueue {
         (request.next, request.left) = (first + count, request.left + count);
         let buffers = self.requests.buffers.from(index, first * BLOCK_LEN);
         let mut left = count * BLOCK_LEN;
-        let mut list = [NbdBuffer { ptr: std::ptr::null_mut(), len: 0 }; BUFFERS_MAX];
+        let mut list = [NbdBuffer { ptr: std::ptr::null_mut(), len: 0 }; LANE_BUFFERS];
         let mut used = 0;
         for slice in buffers {
             let len = slice.len().min(left);
@@ -306,18 +352,18 @@ impl StripedQueue {
             list[used] = NbdBuffer { ptr: slice.ptr(), len };
             (used, left) = (used + 1, left - len);
         }
-        let at = self.stripes.layout().server(place.span, place.column);
         let offset = self.stripes.layout().offset(place.span, place.row);
         let token = Errand::Piece(number).token();
         // SAFETY: buffers of a request that has not ended, which belong to this piece of it.
         let pushed =
-            unsafe { self.lanes[at].push(token, true, offset, list.into_iter().take(used)) };
+            unsafe { self.lanes[at].queue.push(token, true, offset, list.into_iter().take(used)) };
         assert!(pushed, "a lane has room for all pieces");
         true
     }
 
     fn piece_read(&mut self, number: usize, ending: Ending) {
         let ReadPiece { request, first, count, place, .. } = self.reads.pieces[number];
+        self.lanes[self.stripes.layout().server(place.span, place.column)].pieces -= 1;
         let is_right = |n: usize| {
             // SAFETY: a buffer of a request that has not ended, and the server is through with it.
             let bytes = unsafe { self.block_of(request, first + n).bytes() };
@@ -380,7 +426,7 @@ impl StripedQueue {
             let lane = &mut self.lanes[layout.server(span, column)];
             // SAFETY: pages of the rebuild, which nobody uses until all columns are there; lanes are dropped first.
             let pushed = unsafe {
-                lane.push(token, true, layout.offset(span, row), std::iter::once(buffer))
+                lane.queue.push(token, true, layout.offset(span, row), std::iter::once(buffer))
             };
             assert!(pushed, "a lane has room for all rebuilds");
         }
@@ -448,7 +494,7 @@ impl StripedQueue {
             .lanes
             .iter_mut()
             .enumerate()
-            .filter_map(|(at, lane)| lane.is_ready().then_some(at));
+            .filter_map(|(at, lane)| lane.queue.is_ready().then_some(at));
         ready.fold(0, |all, at| all | 1 << at)
     }
 
@@ -477,7 +523,8 @@ impl StripedQueue {
             let bad = self.writes.again.front().map_or(0, |block| block.bad);
             let stripes = Arc::clone(&self.stripes);
             let begin = |span| stripes.begin(span);
-            match stripes.spans.take_rows(self.purpose, blocks as u64, up & !bad, begin) {
+            let (purpose, up) = (self.purpose, up & !bad);
+            match stripes.spans.take_rows(purpose, blocks as u64, STRIPE_ROWS, up, begin) {
                 Ok(rows) => {
                     self.writes.full_since = None;
                     self.begin_stripe(at, rows);
@@ -561,7 +608,7 @@ impl StripedQueue {
         let stripe = &mut self.writes.stripes[at];
         let (columns, _) = stripe.columns();
         let rows = stripe.rows.map_or(0, |rows| rows.count as usize);
-        let (first, second) = stripe.parity.split_at_mut(SPAN_ROWS as usize * BLOCK_LEN);
+        let (first, second) = stripe.parity.split_at_mut(STRIPE_ROWS as usize * BLOCK_LEN);
         for row in 0..rows {
             let range = row * BLOCK_LEN..(row + 1) * BLOCK_LEN;
             let first = &mut first[range.clone()];
@@ -596,7 +643,7 @@ impl StripedQueue {
         let offset = layout.offset(span, first);
         let (columns, _) = stripe.columns();
         for (column, blocks) in columns.into_iter().zip(stripe.blocks.chunks(count as usize)) {
-            let mut list = [NbdBuffer { ptr: std::ptr::null_mut(), len: 0 }; SPAN_ROWS as usize];
+            let mut list = [NbdBuffer { ptr: std::ptr::null_mut(), len: 0 }; LANE_BUFFERS];
             let mut used = 0;
             for block in blocks {
                 let ptr = block.from.ptr();
@@ -612,18 +659,19 @@ impl StripedQueue {
             let lane = &mut self.lanes[layout.server(span, column)];
             let token = Errand::Stripe(at, column).token();
             // SAFETY: buffers of writes that have not ended.
-            let pushed = unsafe { lane.push(token, false, offset, list.into_iter().take(used)) };
+            let pushed =
+                unsafe { lane.queue.push(token, false, offset, list.into_iter().take(used)) };
             assert!(pushed, "a lane has room for all stripes");
         }
         for column in layout.data..layout.columns() {
-            let from = (column - layout.data) * SPAN_ROWS as usize * BLOCK_LEN;
+            let from = (column - layout.data) * STRIPE_ROWS as usize * BLOCK_LEN;
             let ptr = stripe.parity[from..].as_mut_ptr();
             let buffer = NbdBuffer { ptr, len: count as usize * BLOCK_LEN };
             stripe.left += 1;
             let lane = &mut self.lanes[layout.server(span, column)];
             let token = Errand::Stripe(at, column).token();
             // SAFETY: the stripe's own bytes, which nobody changes until it has ended; lanes are dropped first.
-            let pushed = unsafe { lane.push(token, false, offset, std::iter::once(buffer)) };
+            let pushed = unsafe { lane.queue.push(token, false, offset, std::iter::once(buffer)) };
             assert!(pushed, "a lane has room for all stripes");
         }
     }
@@ -706,26 +754,30 @@ impl StripedQueue {
             self.begin_rebuilds();
             self.begin_reads();
             self.begin_stripes();
-            for (at, lane) in self.lanes.iter_mut().enumerate() {
-                lane.submit();
-                lane.report(&mut |end| self.news.push((at, end)));
-            }
-            if self.news.is_empty() {
-                return;
-            }
-            while let Some((_, NbdEnd { token, ending, .. })) = self.news.pop() {
-                match Errand::of(token) {
-                    Errand::Piece(number) => self.piece_read(number, ending),
-                    Errand::Rebuild(index, column) => self.column_read(index, column, ending),
-                    Errand::Stripe(at, column) => self.column_written(at, column, ending),
+            let mut has_news = false;
+            for at in 0..self.lanes.len() {
+                let lane = &mut self.lanes[at];
+                lane.queue.submit();
+                has_news |= lane.queue.report(&mut |end| self.news.push(end));
+                while let Some(NbdEnd { token, ending, .. }) = self.news.pop() {
+                    match Errand::of(token) {
+                        Errand::Piece(number) => self.piece_read(number, ending),
+                        Errand::Rebuild(index, column) => self.column_read(index, column, ending),
+                        Errand::Stripe(stripe, column) => {
+                            self.column_written(stripe, column, ending);
+                        }
+                    }
                 }
+            }
+            if !has_news {
+                return;
             }
         }
     }
 
     /// Receives from the connections with a bit in `ready`, of those of `awaited`, and looks at the health of all.
     pub(crate) fn look(&mut self, mut ready: u32) {
-        for lane in &mut self.lanes {
+        for Lane { queue: lane, .. } in &mut self.lanes {
             if lane.awaited().next().is_some() {
                 if ready & 1 == 1 {
                     lane.pump();
@@ -739,13 +791,13 @@ impl StripedQueue {
 
     /// See [`SetQueue::look_every`].
     pub(crate) fn look_every(&self) -> Option<Duration> {
-        let lanes = self.lanes.iter().filter_map(SetQueue::look_every);
+        let lanes = self.lanes.iter().filter_map(|lane| lane.queue.look_every());
         lanes.chain(self.writes.full_since.map(|_| FULL_PAUSE)).min()
     }
 
     /// The connections with requests under way.
     pub(crate) fn awaited(&self) -> impl Iterator<Item = Awaited> {
-        self.lanes.iter().flat_map(SetQueue::awaited)
+        self.lanes.iter().flat_map(|lane| lane.queue.awaited())
     }
 
     /// Waits for a server, no longer than the health of connections may wait.

@@ -31,9 +31,6 @@ unsafe impl Send for IoSlice {}
 // SAFETY: as above.
 unsafe impl Sync for IoSlice {}
 
-// SAFETY: no place and no length.
-unsafe impl bytemuck::Zeroable for IoSlice {}
-
 impl IoSlice {
     pub(crate) const NONE: IoSlice = IoSlice::new(std::ptr::null_mut(), 0);
 

@@ -104,13 +104,13 @@ fn join(manager: &MemoryManager, name: &str, config: &RegionConfig) -> Result<Ac
 
 /// Bytes that a region keeps for itself whatever it holds: what its parts say of themselves, the page
 /// that is kept for copies, and what no part knows of.
-fn fixed_bytes(memory: &RegionMemory, handlers: usize) -> ByteCount {
+fn fixed_bytes(store: &dyn Store, memory: &RegionMemory, handlers: usize) -> ByteCount {
     /// Kernel page tables of sparse arrays, small objects. Measured: `book/src/design/memory.md`.
     const OTHERS: usize = 256 << 10;
     let frames = memory.frames().count();
     let bytes = OTHERS
-        + handlers * Handler::bytes(frames)
-        + Evictor::bytes(frames)
+        + handlers * Handler::bytes(store, frames)
+        + Evictor::bytes(store, frames)
         + Counters::bytes(handlers)
         + memory.frames().table_bytes()
         + thread::THREAD_BYTES // the supervisor's
@@ -217,7 +217,7 @@ pub(crate) fn create(
         account.set_reclaimer(reclaimer);
     }
     if let Some(manager) = manager {
-        let fixed = fixed_bytes(pager.memory(), config.handlers);
+        let fixed = fixed_bytes(pager.slots().store(), pager.memory(), config.handlers);
         pager.pool().managed().charge_fixed(manager, fixed)?;
     }
     let requests = Arc::new(Requests::new());

@@ -30,7 +30,7 @@ use crate::paging::page::word::FrameId;
 use crate::paging::page::{CHUNK_PAGES, PAGE};
 use crate::paging::pager::Pager;
 use crate::paging::pager::slot_store::SlotStore;
-use crate::store::{Op, Queue, Request, SEGMENTS_MAX, queue_bytes};
+use crate::store::{Op, Queue, Request, SEGMENTS_MAX, Store};
 use crate::sys;
 use std::os::fd::RawFd;
 use std::ptr::{null_mut, slice_from_raw_parts_mut};
@@ -236,11 +236,11 @@ impl Transfers {
         })
     }
 
-    /// Bytes of all that.
-    pub(in crate::paging) fn bytes(depth: u32) -> usize {
+    /// Bytes of all that, on a store.
+    pub(in crate::paging) fn bytes(store: &dyn Store, depth: u32) -> usize {
         let transfer =
             size_of::<Option<Transfer>>() + size_of::<usize>() + size_of::<(u64, Result<()>)>();
-        queue_bytes(depth, SEGMENTS_MAX) + depth as usize * transfer
+        store.queue_bytes(depth).0 as usize + depth as usize * transfer
     }
 
     /// How many more may be started.

@@ -154,6 +154,11 @@ unsafe impl Store for EncryptedStore {
         }))
     }
 
+    fn queue_bytes(&self, depth: u32) -> ByteCount {
+        let inner = self.inner.queue_bytes(depth + BOUNCES as u32);
+        ByteCount(inner.0 + u64::from(depth) * Pending::REQUEST as u64)
+    }
+
     unsafe fn read_now(&self, offset: u64, into: *mut [u8]) -> Result<()> {
         check_range(offset, into.len() as u64, self.capacity());
         // SAFETY: the caller's promise, passed on.
@@ -269,13 +274,10 @@ unsafe impl Queue for EncryptedQueue {
         }
         // SAFETY: the caller's promise, passed on.
         let pushed = unsafe { self.inner.push(Request { token: index as u64, ..request }) };
-        if pushed {
-            let entry = self.pending.entry_mut(index);
-            (entry.handed, entry.pieces) = (entry.len, 1);
-        } else {
-            self.pending.refuse(index);
-        }
-        pushed
+        assert!(pushed, "the inner queue has room for all that were accepted");
+        let entry = self.pending.entry_mut(index);
+        (entry.handed, entry.pieces) = (entry.len, 1);
+        true
     }
 
     fn submit(&mut self) -> Result<()> {

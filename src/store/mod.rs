@@ -195,6 +195,11 @@ pub unsafe trait Store: Send + Sync + Debug {
     /// When the kernel refuses the resources.
     fn open_queue(&self, depth: u32) -> Result<Box<dyn Queue>>;
 
+    /// Bytes that a queue of this depth holds. Regions under a memory manager count them.
+    fn queue_bytes(&self, depth: u32) -> ByteCount {
+        ByteCount(queue_bytes(depth, SEGMENTS_MAX) as u64)
+    }
+
     /// Fills `into` from `offset` now. Takes no lock and allocates nothing, so that it can be
     /// called from a signal handler.
     ///
@@ -315,11 +320,7 @@ fn overwrite<S: Store + ?Sized>(store: &S, offset: u64, len: u64) -> Result<()> 
 }
 
 fn collect_writes(queue: &mut dyn Queue, outcome: &mut Result<()>) -> Result<()> {
-    let mut note = |_, result: Result<()>| {
-        if let (Ok(()), Err(error)) = (&*outcome, result) {
-            *outcome = Err(error);
-        }
-    };
+    let mut note = |_, result| *outcome = std::mem::replace(outcome, Ok(())).and(result);
     queue.wait(ZERO_WAIT, &mut note).map(drop)
 }
 

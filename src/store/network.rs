@@ -9,7 +9,7 @@
 
 use super::block::{CAPACITY_MIN, check_capacity};
 use super::signature::{Use, pages_within, refused};
-use super::{DEPTH_MAX, LATE, Op, Queue, Request, Store, WATCHES_FULL, check_range};
+use super::{LATE, Op, Queue, Request, Store, WATCHES_FULL, check_range};
 use crate::base::error::{Error, Result};
 use crate::base::local::keep_local;
 use crate::base::units::ByteCount;
@@ -162,12 +162,13 @@ unsafe impl Store for NetworkStore {
     }
 
     fn open_queue(&self, depth: u32) -> Result<Box<dyn Queue>> {
-        let queue = self.client.open_queue(depth.clamp(1, DEPTH_MAX) as usize);
-        Ok(Box::new(NetworkQueue {
-            queue: queue.map_err(sys::failed("connect"))?,
-            pages: self.pages.clone(),
-            name: Arc::clone(&self.name),
-        }))
+        let queue = self.client.open_queue(depth as usize).map_err(sys::failed("connect"))?;
+        let (pages, name) = (self.pages.clone(), Arc::clone(&self.name));
+        Ok(Box::new(NetworkQueue { queue, pages, name }))
+    }
+
+    fn queue_bytes(&self, depth: u32) -> ByteCount {
+        ByteCount(self.client.queue_bytes(depth as usize) as u64)
     }
 
     unsafe fn read_now(&self, offset: u64, into: *mut [u8]) -> Result<()> {

@@ -92,6 +92,9 @@ pub(super) struct Pending {
 unsafe impl Send for Pending {}
 
 impl Pending {
+    /// Bytes for each request.
+    pub(super) const REQUEST: usize = size_of::<PendingRequest>() + 3 * size_of::<usize>();
+
     pub(super) fn new(depth: u32) -> Pending {
         Pending {
             entries: vec![PendingRequest::EMPTY; depth as usize].into(),
@@ -121,11 +124,6 @@ impl Pending {
         Some(index)
     }
 
-    /// Takes back an acceptance that the caller has not heard of.
-    pub(super) fn refuse(&mut self, index: usize) {
-        self.free.push(index);
-    }
-
     pub(super) fn entry(&self, index: usize) -> &PendingRequest {
         &self.entries[index]
     }
@@ -153,9 +151,7 @@ impl Pending {
     pub(super) fn settle(&mut self, index: usize, result: Result<()>) {
         let entry = &mut self.entries[index];
         entry.pieces -= 1;
-        if let Err(error) = result {
-            entry.failure.get_or_insert(error);
-        }
+        entry.failure = entry.failure.take().or(result.err());
         if entry.is_done() {
             self.waiting.retain(|waiting| *waiting != index);
             self.finished.push_back(index);

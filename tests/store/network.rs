@@ -3,10 +3,11 @@
 #![expect(unsafe_code, reason = "writes to mapped ranges of regions")]
 
 use super::*;
-use crate::common::region;
+use crate::common::{consumer, region};
 use crate::servers::{Announced, Plan, TestServer, WRITE, nbdkit};
 use farheap::Stats;
 use farheap::config::Builder;
+use farheap::manager::MemoryManager;
 use farheap::region::{Region, RegionConfig};
 use farheap::store::ServerStats;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -184,6 +185,28 @@ fn pages_with_parity_outlive_each_server() {
     drop(region);
     let error = open(&format!("{}?parity=1", servers[0].address), "").expect_err("one").to_string();
     assert!(error.contains("1 servers are not 3 to 8"), "{error}");
+}
+
+#[test]
+fn a_region_counts_the_queues_of_its_store() {
+    let servers = [server(), server(), server()];
+    let striped = open(&format!("{}&parity=1", plain(&servers)), "").expect("a store");
+    let in_memory: Arc<dyn Store> = Arc::new(MemStore::new(ByteCount::mib(64)).expect("a store"));
+    let queues = |store: &dyn Store| store.queue_bytes(256).get() + store.queue_bytes(32).get();
+    let more = queues(&*striped) - queues(&*in_memory);
+    assert!(more > 1 << 20, "{more} bytes");
+    let used = [in_memory, striped].map(|store| {
+        let manager = MemoryManager::start(ByteCount::mib(64)).expect("a manager");
+        let config = RegionConfig::new().span(ByteCount::gib(1)).handlers(1);
+        let region = Region::create_under(&manager, config, store).ok()?;
+        let used = consumer(&manager, "far heap").expect("it has joined").used_bytes.get();
+        drop(region);
+        Some(used)
+    });
+    let [Some(in_memory), Some(striped)] = used else {
+        return println!("skipped: userfaultfd is not permitted here");
+    };
+    assert_eq!(striped, in_memory + more);
 }
 
 #[test]

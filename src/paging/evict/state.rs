@@ -11,6 +11,7 @@ use crate::paging::evict::write_back::WriteBack;
 use crate::paging::page::word::Word;
 use crate::paging::page::{BATCH_MAX, CHUNK_PAGES};
 use crate::paging::pager::Pager;
+use crate::store::Store;
 use crate::sys::thread::THREAD_BYTES;
 use std::sync::Arc;
 
@@ -33,10 +34,10 @@ pub(in crate::paging) struct Evictor {
 
 impl Evictor {
     /// Bytes of an evictor and its thread, for a region of this number of frames.
-    pub(in crate::paging) fn bytes(frames: usize) -> usize {
+    pub(in crate::paging) fn bytes(store: &dyn Store, frames: usize) -> usize {
         size_of::<Evictor>()
             + frames * Outgoing::FRAME_BYTES
-            + WriteBack::bytes(frames)
+            + WriteBack::bytes(store, frames)
             + VICTIMS_MAX * (size_of::<PageId>() + 2 * size_of::<(PageId, Word)>())
             + THREAD_BYTES
     }

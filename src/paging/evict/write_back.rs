@@ -13,7 +13,7 @@ use crate::paging::pager::health::NO_SLOT;
 use crate::paging::pager::health::errno_of;
 use crate::paging::probes::{self, StallReason};
 use crate::paging::transfer::{Aim, LONG_MAX, Transfer, Transfers};
-use crate::store::{Op, may_come_late};
+use crate::store::{Op, Store, may_come_late};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -36,8 +36,8 @@ pub(in crate::paging) struct WriteBack {
 
 impl WriteBack {
     /// Bytes for a region of this number of frames.
-    pub(super) fn bytes(frames: usize) -> usize {
-        Transfers::bytes(DEPTH) + frames * size_of::<FrameId>()
+    pub(super) fn bytes(store: &dyn Store, frames: usize) -> usize {
+        Transfers::bytes(store, DEPTH) + frames * size_of::<FrameId>()
     }
 
     /// # Errors

@@ -46,6 +46,7 @@ use crate::paging::pager::Pager;
 use crate::paging::probes::{self, StallReason};
 use crate::paging::readahead::FaultOn;
 use crate::paging::transfer::{Transfer, check_read};
+use crate::store::Store;
 use crate::sys::thread::THREAD_BYTES;
 use crate::sys::uffd::{Fault, Message};
 use arrayvec::ArrayVec;
@@ -78,8 +79,8 @@ impl Handler {
     }
 
     /// Bytes of a handler and its thread, for a region of this number of frames.
-    pub(in crate::paging) fn bytes(frames: usize) -> usize {
-        size_of::<Handler>() + ThreadSched::BYTES + FaultQueue::bytes(frames) + THREAD_BYTES
+    pub(in crate::paging) fn bytes(store: &dyn Store, frames: usize) -> usize {
+        size_of::<Handler>() + ThreadSched::BYTES + FaultQueue::bytes(store, frames) + THREAD_BYTES
     }
 
     /// Serves faults until the region stops.
@@ -205,8 +206,8 @@ struct FaultQueue {
 impl FaultQueue {
     /// Bytes that one allocates, for a region of this number of frames. Room for thousands of faults that
     /// wait is left out: it gets memory when they do.
-    fn bytes(frames: usize) -> usize {
-        Reads::bytes(frames)
+    fn bytes(store: &dyn Store, frames: usize) -> usize {
+        Reads::bytes(store, frames)
     }
 
     /// Prepares all the memory that the handler will ever use.

@@ -21,7 +21,7 @@ use crate::paging::pager::memory::ReadPage;
 use crate::paging::pager::table::PageTable;
 use crate::paging::probes;
 use crate::paging::transfer::{Aim, LONG_MAX, READ_MAX, Transfer, Transfers};
-use crate::store::Op;
+use crate::store::{Op, Store};
 use crate::sys::uffd::Wake;
 use arrayvec::ArrayVec;
 use std::ops::Range;
@@ -167,9 +167,9 @@ impl Reads {
     }
 
     /// Bytes of all that, for a region of this number of frames.
-    pub(super) fn bytes(frames: usize) -> usize {
+    pub(super) fn bytes(store: &dyn Store, frames: usize) -> usize {
         let frame = size_of::<FrameId>() + size_of::<Repeat>() + size_of::<FrameRead>();
-        Transfers::bytes(DEPTH) + frames * frame + WAKE_MAX * size_of::<PageId>()
+        Transfers::bytes(store, DEPTH) + frames * frame + WAKE_MAX * size_of::<PageId>()
     }
 
     /// True if nothing is accepted, at the device or back from it.
