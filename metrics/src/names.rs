@@ -185,7 +185,11 @@ const SERVER: [Row; 12] = [
     ("in_flight", false, "Requests at the server now."),
     ("breaks", true, "Connections that broke."),
     ("connections", true, "Connections that were made."),
-    ("hedges", true, "Reads that the server had because another server was late."),
+    (
+        "hedges",
+        true,
+        "Reads that the server had because another was late; with parity, that it was late for.",
+    ),
     ("rebuilt", true, "Blocks of the server computed from those of others."),
     ("lacking_bytes", false, "Bytes that the server lacks and that other servers have."),
     ("copied_bytes", true, "Bytes copied to the server because it lacked them."),

@@ -29,6 +29,7 @@ mod client;
 mod copying;
 mod ends;
 mod handshake;
+mod hedging;
 #[cfg(all(test, not(loom)))]
 mod hostile;
 mod lease;
@@ -47,6 +48,7 @@ mod spans;
 mod stream;
 mod striped_parts;
 mod striped_queue;
+mod striped_rebuilds;
 mod stripes;
 mod sync;
 mod sys;

@@ -64,7 +64,7 @@ pub struct ServerStats {
     pub breaks: u64,
     /// Connections that were made because one was missed: the first was none yet, or it broke.
     pub connections: u64,
-    /// Reads that another server was too late for.
+    /// Reads that another server was too late for; with parity reads that it was too late for itself.
     pub hedges: u64,
     /// Blocks of its that were computed from those of other servers.
     pub rebuilt: u64,

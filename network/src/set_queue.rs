@@ -32,6 +32,7 @@
 #![expect(unsafe_code, reason = "takes the buffers of requests")]
 
 use crate::ends::{Ending, IDLE_END, NbdBuffer, NbdEnd, SERVERS_MAX};
+use crate::hedging::{Hedging, silence_max};
 use crate::link::{BufferTable, FlightEnd, Link};
 use crate::resident::reserved;
 use crate::seat::Seat;
@@ -43,14 +44,11 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Requests beyond the depth: reads that were answered and are still under way at a slow server.
+/// Requests beyond the depth: reads that two servers have, or that were answered and are still under way at a slow one.
 const SPARE: usize = 16;
 /// Places read last that are remembered, so that one which is read again is read elsewhere.
 const RECENT: usize = 64;
-/// One request of this number of reads may be sent to a second server because the first is slow.
-const READS_PER_HEDGE: u64 = 20;
-/// Least time before that, where the server's 95th percentile is shorter: scheduling alone is no reason.
-const HEDGE_AFTER_MIN: Duration = Duration::from_millis(1);
+
 /// A request is given up after this many times the time for silence, also where its server answers others.
 const STALLS_OLD: u32 = 4;
 
@@ -137,6 +135,10 @@ impl QueueLine {
         true
     }
 
+    fn is_silent(&self, now: Instant, stall: Duration) -> bool {
+        self.link.is_stalled(now, silence_max(&self.server, stall))
+    }
+
     fn start(&mut self, index: usize, command: NbdCommand, offset: u64, len: u32) {
         self.server.begin();
         self.link.start(index, command, offset, len);
@@ -157,8 +159,7 @@ pub(crate) struct SetQueue {
     lines: Box<[QueueLine]>,
     requests: NbdRequests,
     recent: [RecentRead; RECENT],
-    reads: u64,
-    hedges: u64,
+    hedging: Hedging,
     checked: Instant,
     /// Of a table: a connection was waited for in vain, and there was none since.
     has_waited: bool,
@@ -258,8 +259,7 @@ impl SetQueue {
             lines: lines.into(),
             requests,
             recent: [nothing; RECENT],
-            reads: 0,
-            hedges: 0,
+            hedging: Hedging::default(),
             checked: Instant::now(),
             has_waited: false,
         })
@@ -297,8 +297,8 @@ impl SetQueue {
         if requests.count == requests.depth {
             return false;
         }
-        // None: slow servers have all that were answered by others.
-        let Some(index) = requests.free.pop().map(|index| index as usize) else { return false };
+        let index =
+            requests.free.pop().expect("slow servers have no more than the spare ones") as usize;
         requests.vectors.check_count(buffers.len());
         let mut len = 0;
         let slices = buffers.map(|buffer| {
@@ -311,8 +311,8 @@ impl SetQueue {
         self.requests.pending[index] = NbdRequest::new(token, is_read, offset, len as u32);
         self.requests.count += 1;
         if is_read {
-            self.reads += 1;
-            if !self.start_read(index) {
+            self.hedging.note_read();
+            if !self.start_read(index, self.requests.pending[index].started) {
                 self.requests.end(index, Ending::Failed(libc::ENOTCONN));
             }
         } else {
@@ -336,14 +336,15 @@ impl SetQueue {
     }
 
     /// Sends a read to the next server; returns whether there is one.
-    fn start_read(&mut self, index: usize) -> bool {
+    fn start_read(&mut self, index: usize, now: Instant) -> bool {
+        let stall = self.shared.stall();
         let pending = self.requests.pending[index];
         let (offset, len) = pending.range();
         let recent = &mut self.recent[(offset >> 12) as usize % RECENT];
         if recent.offset != offset {
             *recent = RecentRead { offset, by: 0 };
         }
-        let mut best: Option<(bool, u64, usize)> = None;
+        let mut best: Option<(bool, bool, u64, usize)> = None;
         for (at, line) in self.lines.iter_mut().enumerate() {
             let bit = 1 << at;
             // In this order: a connection to one that began anew is there after it was noted what that lacks.
@@ -351,20 +352,18 @@ impl SetQueue {
                 && line.is_ready()
                 && !line.server.lacking.has_any(offset, len);
             // What is read again may have been damaged there: the nearest of the others.
-            let key = (recent.by & bit != 0, line.server.read_ns(), at);
+            let is_again = recent.by & bit != 0;
+            let key = (line.is_silent(now, stall), is_again, line.server.read_ns(), at);
             if is_able && best.is_none_or(|best| key < best) {
                 best = Some(key);
             }
         }
-        let Some((is_again, _, at)) = best else { return false };
+        let Some((_, is_again, _, at)) = best else { return false };
         recent.by = if is_again { 1 << at } else { recent.by | 1 << at };
         let pending = &mut self.requests.pending[index];
         pending.tried |= 1 << at;
         pending.at |= 1 << at;
-        // The first is asked when the request begins.
-        let is_first = pending.tried.is_power_of_two();
-        let since = if is_first { pending.started } else { Instant::now() };
-        self.requests.at_server(index, at).since = since;
+        self.requests.at_server(index, at).since = now;
         self.lines[at].start(index, NbdCommand::Read, offset, len as u32);
         true
     }
@@ -425,7 +424,7 @@ impl SetQueue {
     /// over.
     pub(crate) fn check(&mut self) {
         let now = Instant::now();
-        if self.requests.count == 0 || now - self.checked < self.shared.look_every() {
+        if self.look_every().is_none_or(|every| now - self.checked < every) {
             return;
         }
         self.checked = now;
@@ -454,22 +453,62 @@ impl SetQueue {
 
     /// Asks a second server for reads that take long.
     fn hedge(&mut self, now: Instant) {
+        if self.lines.len() == 1 {
+            return;
+        }
+        let is_double = |request: &&NbdRequest| {
+            request.is_read && request.at != 0 && (request.is_over || !request.at.is_power_of_two())
+        };
+        let mut spare =
+            SPARE.saturating_sub(self.requests.pending.iter().filter(is_double).count());
         for index in 0..self.requests.pending.len() {
             let pending = self.requests.pending[index];
             let is_one_read = pending.is_read && !pending.is_over && pending.at.is_power_of_two();
-            if !is_one_read || self.lines.len() == 1 {
+            if !is_one_read || spare == 0 {
                 continue;
             }
-            let server = &self.lines[pending.at.trailing_zeros() as usize].server;
-            let patience = server.read_p95().max(HEDGE_AFTER_MIN);
-            let is_late = now.saturating_duration_since(pending.started) > patience;
-            if is_late && self.hedges * READS_PER_HEDGE < self.reads && self.start_read(index) {
-                self.hedges += 1;
+            let line = &self.lines[pending.at.trailing_zeros() as usize];
+            let is_silent = line.is_silent(now, self.shared.stall());
+            // Half of the places are for those of silent servers.
+            let is_late =
+                || spare > SPARE / 2 && self.hedging.is_due(&line.server, pending.started, now);
+            if (is_silent || is_late()) && self.start_read(index, now) {
+                self.hedging.note_requests(u64::from(!is_silent));
+                spare -= 1;
                 let tried = self.requests.pending[index].at & !pending.at;
                 let second = &self.lines[tried.trailing_zeros() as usize].server;
                 second.count(ServerEvent::Hedge);
             }
         }
+    }
+
+    // Of a queue to one of several servers, whose reads can be had from the others.
+
+    /// True if the server owes answers and is silent.
+    pub(crate) fn is_silent(&self, now: Instant) -> bool {
+        self.lines.iter().all(|line| line.is_silent(now, self.shared.stall()))
+    }
+
+    /// Requests that it can take.
+    pub(crate) fn room(&self) -> usize {
+        // One that has ended has no number any more, and counts until it is reported.
+        let NbdRequests { free, depth, count, .. } = &self.requests;
+        free.len().min(depth - count)
+    }
+
+    /// Ends a read that is under way without a report: its bytes have come from elsewhere, and nothing is written to its
+    /// buffers any more.
+    pub(crate) fn abandon(&mut self, token: u64) {
+        let requests = &mut self.requests;
+        requests.count -= 1;
+        if let Some(at) = requests.ended.iter().position(|end| end.token == token) {
+            requests.ended.swap_remove(at);
+            return;
+        }
+        let is_it = |request: &NbdRequest| request.token == token && !request.is_over;
+        let index = requests.pending.iter().position(is_it).expect("a read that has not ended");
+        requests.pending[index].is_over = true;
+        self.lines.iter_mut().for_each(|line| line.link.mute(index));
     }
 
     fn break_off(&mut self, at: usize) {
@@ -534,7 +573,10 @@ impl SetQueue {
                 }
             }
             self.requests.end(index, Ending::Done);
-        } else if pending.at == 0 && !self.start_read(index) && !self.repeat_read(index, end) {
+        } else if pending.at == 0
+            && !self.start_read(index, Instant::now())
+            && !self.repeat_read(index, end)
+        {
             self.requests.end(index, Ending::Failed(pending.errno));
         }
     }
@@ -549,7 +591,7 @@ impl SetQueue {
         }
         request.tried = 0;
         self.await_connection(true);
-        self.start_read(index)
+        self.start_read(index, Instant::now())
     }
 
     fn write_ended(&mut self, at: usize, index: usize, end: FlightEnd) {

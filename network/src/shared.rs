@@ -152,7 +152,7 @@ impl ServerSet {
 
     /// How often a queue with requests in flight looks at the health of its connections.
     pub(crate) fn look_every(&self) -> Duration {
-        let tick = if self.servers.len() > 1 { HEDGE_TICK } else { Duration::MAX };
+        let tick = if self.servers[0].has_others() { HEDGE_TICK } else { Duration::MAX };
         (self.times.stall / 8).min(tick)
     }
 

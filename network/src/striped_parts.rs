@@ -62,11 +62,19 @@ pub(super) struct ReadPiece {
     pub(super) count: usize,
     pub(super) place: RowPlace,
     pub(super) state: PieceState,
+    pub(super) began: Instant,
+    /// The server has it.
+    pub(super) is_sent: bool,
+    /// It was computed, or is to be, because the server is slow.
+    pub(super) is_hedged: bool,
+    /// The server has failed.
+    pub(super) has_failed: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PieceState {
     Free,
+    /// Waits for the server.
     Read,
     /// Waits for a rebuild.
     Waiting,
@@ -131,7 +139,7 @@ impl Stripe {
 /// Rows of a piece that are being computed.
 #[derive(Debug)]
 pub(super) struct Rebuild {
-    /// `None`: it is free.
+    /// `None`: nobody waits for it; it is free once nothing is asked for.
     pub(super) piece: Option<usize>,
     /// Blocks of the piece that are done.
     pub(super) done: usize,
@@ -139,7 +147,8 @@ pub(super) struct Rebuild {
     pub(super) rows: usize,
     pub(super) factors: [u8; COLUMNS_MAX],
     pub(super) bad: ServerMask,
-    pub(super) left: usize,
+    /// Columns that are being read.
+    pub(super) asked: ServerMask,
     pub(super) is_failed: bool,
     /// Column by column.
     pub(super) pages: Box<[u8]>,

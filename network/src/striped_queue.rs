@@ -20,10 +20,12 @@
 //! # Reads
 //! ```text
 //!   push -> waiting -> piece: blocks that follow each other on one server --read, sums right--> done
-//!                        '--refused, lost, unsent, lacking, or a wrong sum--> computed, without that server
-//!                                ^                                              |--all sums right--> done
-//!                                '--a source refused, lost or wrong: without it-'--too few left----> Failed
+//!                        |--refused, lost, unsent, lacking, or a wrong sum--> computed, without that server
+//!                        |       ^                                              |--all sums right--> done
+//!                        |       '--a source refused, lost or wrong: without it-'--too few left----> Failed
+//!                        '--late or silent (`hedging`)--> computed, and waited for: the first that is right counts
 //! ```
+//! While a server is silent, pieces of its are computed without asking it.
 //!
 //! # Invariants
 //! 1. A request is reported once, after the last use of its buffers.
@@ -33,8 +35,9 @@
 
 use crate::blocks::BLOCK;
 use crate::ends::{Ending, IDLE_END, NbdBuffer, NbdEnd, SERVERS_MAX};
+use crate::hedging::Hedging;
 use crate::link::{BUFFERS_MAX, BufferTable};
-use crate::parity::{COLUMNS_MAX, add, add_times, double, sum_of};
+use crate::parity::{COLUMNS_MAX, add, double, sum_of};
 use crate::resident::{reserved, zeroed};
 use crate::server::ServerEvent;
 use crate::set_queue::SetQueue;
@@ -43,24 +46,24 @@ use crate::striped_parts::{
     Errand, PieceState, ReadPiece, Rebuild, Stripe, StripeBlock, StripedReads, StripedRequest,
     StripedRequests, StripedWrites,
 };
-use crate::stripes::{Stripes, wrong_parity};
+use crate::stripes::Stripes;
 use crate::sys::{self, Awaited, IoSlice};
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Stripes in flight. What is written meanwhile waits, and becomes one of more blocks.
-const STRIPES: usize = 4;
+pub(super) const STRIPES: usize = 4;
 /// Rows of each: their parity is in memory while it is written, and stays there for the next one.
 const STRIPE_ROWS: u64 = 16;
 /// Pieces in flight beyond the depth: requests may have several.
 const PIECES_MORE: usize = 32;
-/// Of these, pieces on one server.
-const LANE_PIECES: usize = 48;
+/// Of these, pieces on one server, with those that it still has and nobody waits for any more.
+const LANE_PIECES: usize = 64;
 /// Pieces that are computed at once.
 const REBUILDS: usize = 8;
 /// Rows that are computed at once, of a piece.
-const REBUILD_ROWS: u64 = 2;
+pub(super) const REBUILD_ROWS: u64 = 2;
 /// Requests in flight to a server, with those of stripes and of pieces that are computed.
 const LANE_DEPTH: usize = LANE_PIECES + STRIPES + REBUILDS;
 /// Buffers of such a request.
@@ -69,26 +72,20 @@ const LANE_BUFFERS: usize = SPAN_ROWS as usize;
 const STRIPES_MAX: u8 = 8;
 /// Pause before rows are looked for again that the mover is to make.
 const FULL_PAUSE: Duration = Duration::from_millis(1);
-const BLOCK_LEN: usize = BLOCK as usize;
-
-/// Requests to one server.
-#[derive(Debug)]
-struct Lane {
-    queue: SetQueue,
-    /// Pieces that are being read there.
-    pieces: usize,
-}
+pub(super) const BLOCK_LEN: usize = BLOCK as usize;
 
 /// A queue of requests; owned by one thread.
 #[derive(Debug)]
 pub(crate) struct StripedQueue {
     /// One for each server. Before what they read and write: they are dropped first.
-    lanes: Box<[Lane]>,
-    stripes: Arc<Stripes>,
+    pub(super) lanes: Box<[SetQueue]>,
+    pub(super) stripes: Arc<Stripes>,
     purpose: RowsFor,
-    requests: StripedRequests,
-    reads: StripedReads,
+    pub(super) requests: StripedRequests,
+    pub(super) reads: StripedReads,
     writes: StripedWrites,
+    pub(super) hedging: Hedging,
+    pub(super) checked: Instant,
     /// Ends at the server that is being looked at.
     news: Vec<NbdEnd>,
 }
@@ -101,9 +98,8 @@ impl StripedQueue {
     ) -> io::Result<StripedQueue> {
         let Layout { data, parity, .. } = *stripes.layout();
         let pieces = depth + PIECES_MORE;
-        let lane =
-            |set| Ok(Lane { queue: SetQueue::new(set, LANE_DEPTH, LANE_BUFFERS)?, pieces: 0 });
-        let lanes = stripes.sets().iter().map(|set| lane(Arc::clone(set)));
+        let lane = |set| SetQueue::new(Arc::clone(set), LANE_DEPTH, LANE_BUFFERS);
+        let lanes = stripes.sets().iter().map(lane);
         let lanes = lanes.collect::<io::Result<Box<[_]>>>()?;
         let blocks_max = STRIPE_ROWS as usize * data;
         let stripe = || Stripe {
@@ -122,7 +118,7 @@ impl StripedQueue {
             rows: 0,
             factors: [0; COLUMNS_MAX],
             bad: 0,
-            left: 0,
+            asked: 0,
             is_failed: false,
             pages: zeroed((data + parity) * REBUILD_ROWS as usize * BLOCK_LEN),
         };
@@ -137,11 +133,23 @@ impl StripedQueue {
             expected: None,
         };
         let place = RowPlace { span: 0, row: 0, column: 0 };
-        let piece = ReadPiece { request: 0, first: 0, count: 0, place, state: PieceState::Free };
+        let piece = ReadPiece {
+            request: 0,
+            first: 0,
+            count: 0,
+            place,
+            state: PieceState::Free,
+            began: Instant::now(),
+            is_sent: false,
+            is_hedged: false,
+            has_failed: false,
+        };
         Ok(StripedQueue {
             news: reserved(LANE_DEPTH, IDLE_END),
             lanes,
             purpose,
+            hedging: Hedging::default(),
+            checked: Instant::now(),
             requests: StripedRequests {
                 depth,
                 all: vec![request; depth].into(),
@@ -171,7 +179,7 @@ impl StripedQueue {
     /// Bytes that such a queue holds, all of which have their memory from the start.
     pub(crate) fn bytes(stripes: &Stripes, depth: usize) -> usize {
         let Layout { data, parity, .. } = *stripes.layout();
-        let lane = |set| size_of::<Lane>() + SetQueue::bytes(set, LANE_DEPTH, LANE_BUFFERS);
+        let lane = |set| SetQueue::bytes(set, LANE_DEPTH, LANE_BUFFERS);
         let lanes: usize = stripes.sets().iter().map(|set| lane(set)).sum();
         let blocks = STRIPE_ROWS as usize * data * size_of::<StripeBlock>();
         let stripe = size_of::<Stripe>() + blocks + parity * STRIPE_ROWS as usize * BLOCK_LEN;
@@ -310,10 +318,9 @@ impl StripedQueue {
         }
     }
 
-    /// Begins the next blocks of a read; returns whether a piece was free.
+    /// Begins the next blocks of a read; returns whether there is room for them.
     fn begin_piece(&mut self, index: usize) -> bool {
         let Some(number) = self.reads.free_pieces.last().copied() else { return false };
-        // One that waits keeps others waiting, also of other servers: there are enough under way then.
         let StripedRequest { offset, next: first, blocks, .. } = self.requests.all[index];
         let block = offset / BLOCK + first as u64;
         let spans = &self.stripes.spans;
@@ -324,27 +331,53 @@ impl StripedQueue {
             self.requests.all[index].next += 1;
             return true;
         };
-        let at = self.stripes.layout().server(place.span, place.column);
-        if self.lanes[at].pieces == LANE_PIECES {
-            spans.release(place.span, 1);
-            return false;
-        }
-        self.lanes[at].pieces += 1;
         let follows = |n: &usize| {
             let row = place.row + *n as u64;
             row < SPAN_ROWS && spans.is_at(block + *n as u64, RowPlace { row, ..place })
         };
         let count = 1 + (1..blocks - first).take_while(follows).count();
+        let began = Instant::now();
+        let lane = &self.lanes[self.stripes.layout().server(place.span, place.column)];
+        let is_silent = lane.is_silent(began) && self.is_computable(place, count);
+        // One that waits keeps others waiting, also of other servers: there are enough under way then.
+        if !is_silent && lane.room() <= STRIPES + REBUILDS {
+            spans.release(place.span, 1);
+            return false;
+        }
         self.reads.free_pieces.pop();
-        self.reads.pieces[number] =
-            ReadPiece { request: index, first, count, place, state: PieceState::Read };
+        self.reads.pieces[number] = ReadPiece {
+            request: index,
+            first,
+            count,
+            place,
+            state: PieceState::Waiting,
+            began,
+            is_sent: false,
+            is_hedged: is_silent,
+            has_failed: false,
+        };
         let request = &mut self.requests.all[index];
         (request.next, request.left) = (first + count, request.left + count);
-        let buffers = self.requests.buffers.from(index, first * BLOCK_LEN);
+        self.hedging.note_read();
+        if is_silent {
+            self.stripes
+                .server(self.stripes.layout().server(place.span, place.column))
+                .count(ServerEvent::Hedge);
+        } else {
+            self.send_piece(number);
+        }
+        true
+    }
+
+    /// Asks a piece's server for it.
+    pub(super) fn send_piece(&mut self, number: usize) {
+        let piece = &mut self.reads.pieces[number];
+        (piece.state, piece.is_sent) = (PieceState::Read, true);
+        let ReadPiece { request, first, count, place, .. } = *piece;
         let mut left = count * BLOCK_LEN;
         let mut list = [NbdBuffer { ptr: std::ptr::null_mut(), len: 0 }; LANE_BUFFERS];
         let mut used = 0;
-        for slice in buffers {
+        for slice in self.requests.buffers.from(request, first * BLOCK_LEN) {
             let len = slice.len().min(left);
             if len == 0 {
                 break;
@@ -352,138 +385,54 @@ impl StripedQueue {
             list[used] = NbdBuffer { ptr: slice.ptr(), len };
             (used, left) = (used + 1, left - len);
         }
+        let lane = &mut self.lanes[self.stripes.layout().server(place.span, place.column)];
         let offset = self.stripes.layout().offset(place.span, place.row);
         let token = Errand::Piece(number).token();
         // SAFETY: buffers of a request that has not ended, which belong to this piece of it.
-        let pushed =
-            unsafe { self.lanes[at].queue.push(token, true, offset, list.into_iter().take(used)) };
-        assert!(pushed, "a lane has room for all pieces");
-        true
+        let pushed = unsafe { lane.push(token, true, offset, list.into_iter().take(used)) };
+        assert!(pushed, "the lane had room");
     }
 
     fn piece_read(&mut self, number: usize, ending: Ending) {
-        let ReadPiece { request, first, count, place, .. } = self.reads.pieces[number];
-        self.lanes[self.stripes.layout().server(place.span, place.column)].pieces -= 1;
+        let piece = &mut self.reads.pieces[number];
+        piece.is_sent = false;
+        let ReadPiece { request, first, count, place, state, .. } = *piece;
         let is_right = |n: usize| {
             // SAFETY: a buffer of a request that has not ended, and the server is through with it.
             let bytes = unsafe { self.block_of(request, first + n).bytes() };
             self.stripes.is_right(RowPlace { row: place.row + n as u64, ..place }, bytes)
         };
-        if ending == Ending::Done && (0..count).all(is_right) {
+        let is_done = ending == Ending::Done && (0..count).all(is_right);
+        let of_piece = |rebuild: &&mut Rebuild| rebuild.piece == Some(number);
+        let rebuild = self.reads.rebuilds.iter_mut().find(of_piece);
+        if is_done {
+            if let Some(rebuild) = rebuild {
+                rebuild.piece = None;
+            }
             return self.end_piece(number, 0);
         }
-        self.reads.pieces[number].state = PieceState::Waiting;
+        let piece = &mut self.reads.pieces[number];
+        piece.has_failed = true;
+        if state == PieceState::Read {
+            piece.state = PieceState::Waiting;
+        }
+        // What was computed may have been written over.
+        if let Some(rebuild) = rebuild {
+            (rebuild.done, rebuild.is_failed) = (0, true);
+        }
     }
 
-    fn end_piece(&mut self, number: usize, errno: i32) {
+    pub(super) fn end_piece(&mut self, number: usize, errno: i32) {
         let piece = &mut self.reads.pieces[number];
         piece.state = PieceState::Free;
-        let ReadPiece { request, count, place, .. } = *piece;
+        let ReadPiece { request, count, place, is_sent, .. } = *piece;
+        if is_sent {
+            let lane = self.stripes.layout().server(place.span, place.column);
+            self.lanes[lane].abandon(Errand::Piece(number).token());
+        }
         self.stripes.spans.release(place.span, 1);
         self.reads.free_pieces.push(number);
         self.end_blocks(request, count, errno);
-    }
-
-    fn begin_rebuilds(&mut self) {
-        loop {
-            let is_waiting = |piece: &ReadPiece| piece.state == PieceState::Waiting;
-            let Some(number) = self.reads.pieces.iter().position(is_waiting) else { return };
-            let is_free = |rebuild: &Rebuild| rebuild.piece.is_none();
-            let Some(index) = self.reads.rebuilds.iter().position(is_free) else { return };
-            let piece = &mut self.reads.pieces[number];
-            piece.state = PieceState::Rebuilt;
-            let rebuild = &mut self.reads.rebuilds[index];
-            (rebuild.piece, rebuild.done, rebuild.bad) = (Some(number), 0, 1 << piece.place.column);
-            self.begin_rows(index);
-        }
-    }
-
-    /// Reads what the next rows of a piece are computed from.
-    fn begin_rows(&mut self, index: usize) {
-        let rebuild = &mut self.reads.rebuilds[index];
-        let number = rebuild.piece.expect("it has begun");
-        let piece = self.reads.pieces[number];
-        let RowPlace { span, column, .. } = piece.place;
-        let row = piece.place.row + rebuild.done as u64;
-        // The same columns for all of them.
-        let present = self.stripes.present(span, row);
-        let is_alike = |n: &u64| self.stripes.present(span, row + n) == present;
-        let most = ((piece.count - rebuild.done) as u64).min(REBUILD_ROWS);
-        let rows = 1 + (1..most).take_while(is_alike).count() as u64;
-        let Some(factors) = self.stripes.recipe(RowPlace { span, row, column }, rows, rebuild.bad)
-        else {
-            rebuild.piece = None;
-            return self.end_piece(number, libc::EIO);
-        };
-        (rebuild.factors, rebuild.rows, rebuild.is_failed) = (factors, rows as usize, false);
-        let layout = *self.stripes.layout();
-        let used = (0..layout.columns()).filter(|column| factors[*column] > 0);
-        rebuild.left = used.clone().count();
-        for column in used {
-            let pages = &mut rebuild.pages[column * REBUILD_ROWS as usize * BLOCK_LEN..];
-            let buffer = NbdBuffer { ptr: pages.as_mut_ptr(), len: rows as usize * BLOCK_LEN };
-            let token = Errand::Rebuild(index, column).token();
-            let lane = &mut self.lanes[layout.server(span, column)];
-            // SAFETY: pages of the rebuild, which nobody uses until all columns are there; lanes are dropped first.
-            let pushed = unsafe {
-                lane.queue.push(token, true, layout.offset(span, row), std::iter::once(buffer))
-            };
-            assert!(pushed, "a lane has room for all rebuilds");
-        }
-    }
-
-    fn column_read(&mut self, index: usize, column: usize, ending: Ending) {
-        let rebuild = &mut self.reads.rebuilds[index];
-        rebuild.left -= 1;
-        if ending != Ending::Done {
-            (rebuild.is_failed, rebuild.bad) = (true, rebuild.bad | 1 << column);
-        }
-        if rebuild.left > 0 {
-            return;
-        }
-        if !rebuild.is_failed {
-            self.compute_rows(index);
-        }
-        let rebuild = &mut self.reads.rebuilds[index];
-        let number = rebuild.piece.expect("it has begun");
-        if rebuild.done < self.reads.pieces[number].count {
-            return self.begin_rows(index);
-        }
-        rebuild.piece = None;
-        self.end_piece(number, 0);
-    }
-
-    /// Computes rows of which all columns have come; one that is wrong is not used any more.
-    fn compute_rows(&mut self, index: usize) {
-        let rebuild = &mut self.reads.rebuilds[index];
-        let number = rebuild.piece.expect("it has begun");
-        let piece = self.reads.pieces[number];
-        let layout = *self.stripes.layout();
-        for n in 0..rebuild.rows {
-            let row = piece.place.row + (rebuild.done + n) as u64;
-            self.reads.page.fill(0);
-            for (column, factor) in rebuild.factors.into_iter().enumerate().filter(|of| of.1 > 0) {
-                let from = (column * REBUILD_ROWS as usize + n) * BLOCK_LEN;
-                let bytes = &rebuild.pages[from..][..BLOCK_LEN];
-                if !self.stripes.is_right(RowPlace { row, column, ..piece.place }, bytes) {
-                    rebuild.bad |= 1 << column;
-                    return;
-                }
-                add_times(&mut self.reads.page, factor, bytes);
-            }
-            if !self.stripes.is_right(RowPlace { row, ..piece.place }, &self.reads.page) {
-                rebuild.bad |= wrong_parity(&rebuild.factors, &layout);
-                return;
-            }
-            let at = (piece.first + rebuild.done + n) * BLOCK_LEN;
-            if let Some(into) = self.requests.buffers.from(piece.request, at).next() {
-                // SAFETY: a buffer of a read that has not ended; no server has it any more.
-                unsafe { into.copy_from(&self.reads.page) };
-            }
-        }
-        rebuild.done += rebuild.rows;
-        let server = self.stripes.server(layout.server(piece.place.span, piece.place.column));
-        (0..rebuild.rows).for_each(|_| server.count(ServerEvent::Rebuild));
     }
 
     // Writes.
@@ -494,7 +443,7 @@ impl StripedQueue {
             .lanes
             .iter_mut()
             .enumerate()
-            .filter_map(|(at, lane)| lane.queue.is_ready().then_some(at));
+            .filter_map(|(at, lane)| lane.is_ready().then_some(at));
         ready.fold(0, |all, at| all | 1 << at)
     }
 
@@ -659,8 +608,7 @@ impl StripedQueue {
             let lane = &mut self.lanes[layout.server(span, column)];
             let token = Errand::Stripe(at, column).token();
             // SAFETY: buffers of writes that have not ended.
-            let pushed =
-                unsafe { lane.queue.push(token, false, offset, list.into_iter().take(used)) };
+            let pushed = unsafe { lane.push(token, false, offset, list.into_iter().take(used)) };
             assert!(pushed, "a lane has room for all stripes");
         }
         for column in layout.data..layout.columns() {
@@ -671,7 +619,7 @@ impl StripedQueue {
             let lane = &mut self.lanes[layout.server(span, column)];
             let token = Errand::Stripe(at, column).token();
             // SAFETY: the stripe's own bytes, which nobody changes until it has ended; lanes are dropped first.
-            let pushed = unsafe { lane.queue.push(token, false, offset, std::iter::once(buffer)) };
+            let pushed = unsafe { lane.push(token, false, offset, std::iter::once(buffer)) };
             assert!(pushed, "a lane has room for all stripes");
         }
     }
@@ -757,8 +705,8 @@ impl StripedQueue {
             let mut has_news = false;
             for at in 0..self.lanes.len() {
                 let lane = &mut self.lanes[at];
-                lane.queue.submit();
-                has_news |= lane.queue.report(&mut |end| self.news.push(end));
+                lane.submit();
+                has_news |= lane.report(&mut |end| self.news.push(end));
                 while let Some(NbdEnd { token, ending, .. }) = self.news.pop() {
                     match Errand::of(token) {
                         Errand::Piece(number) => self.piece_read(number, ending),
@@ -777,7 +725,7 @@ impl StripedQueue {
 
     /// Receives from the connections with a bit in `ready`, of those of `awaited`, and looks at the health of all.
     pub(crate) fn look(&mut self, mut ready: u32) {
-        for Lane { queue: lane, .. } in &mut self.lanes {
+        for lane in &mut self.lanes {
             if lane.awaited().next().is_some() {
                 if ready & 1 == 1 {
                     lane.pump();
@@ -786,18 +734,19 @@ impl StripedQueue {
             }
             lane.check();
         }
+        self.hedge();
         self.submit();
     }
 
     /// See [`SetQueue::look_every`].
     pub(crate) fn look_every(&self) -> Option<Duration> {
-        let lanes = self.lanes.iter().filter_map(|lane| lane.queue.look_every());
+        let lanes = self.lanes.iter().filter_map(SetQueue::look_every);
         lanes.chain(self.writes.full_since.map(|_| FULL_PAUSE)).min()
     }
 
     /// The connections with requests under way.
     pub(crate) fn awaited(&self) -> impl Iterator<Item = Awaited> {
-        self.lanes.iter().flat_map(|lane| lane.queue.awaited())
+        self.lanes.iter().flat_map(SetQueue::awaited)
     }
 
     /// Waits for a server, no longer than the health of connections may wait.

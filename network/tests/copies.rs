@@ -281,3 +281,42 @@ fn an_error_of_one_server_is_none_while_another_has_the_bytes() {
     assert_eq!(run(&mut queue, true, PAGE as u64, &mut page), Ending::Failed(libc::EIO));
     assert_eq!(client.stats()[0].barred, 0);
 }
+
+#[test]
+fn a_stopped_server_is_read_around_before_its_connection_is_given_up() {
+    for at in 0..2 {
+        let servers = two();
+        let client = client_of(&servers, PATIENT);
+        let mut queue = client.open_queue(4).expect("a queue");
+        write_all(&mut queue, 64, 3);
+        servers[at].control.pause(true);
+        for _ in 0..4 {
+            assert_all(&mut queue, 64, 3);
+        }
+        let stats = client.stats();
+        assert!(stats.iter().all(|server| server.breaks == 0), "{stats:?}");
+        servers[at].control.pause(false);
+        assert_all(&mut queue, 64, 3);
+    }
+}
+
+#[test]
+fn reads_that_a_slow_server_keeps_leave_room_for_as_many_as_before() {
+    for at in 0..2 {
+        let servers = two();
+        let client = client_of(&servers, PATIENT);
+        let mut queue = client.open_queue(4).expect("a queue");
+        write_all(&mut queue, 64, 3);
+        // So many that more of them may be asked for twice than there are places.
+        for _ in 0..16 {
+            assert_all(&mut queue, 64, 3);
+        }
+        let control = &servers[at].control;
+        control.plan(|asked| if asked.command == READ { Plan::Await } else { Plan::Answer });
+        for _ in 0..4 {
+            assert_all(&mut queue, 64, 3);
+        }
+        control.let_go();
+        assert_all(&mut queue, 64, 3);
+    }
+}
