@@ -436,7 +436,8 @@ impl Client {
     }
 
     /// Gives the space of a range back, of which nobody needs the bytes; where a server may do so later, the place is not
-    /// written any more. With parity servers are not told: the space is for other pages.
+    /// written any more. With parity it is that of as many pages, nobody's, as were written together; of the others it goes
+    /// back when no page was written for a while.
     ///
     /// # Errors
     /// The first server's that refuses.
@@ -444,6 +445,12 @@ impl Client {
         if let Some(stripes) = &self.stripes {
             stripes.check_range(offset, len);
             stripes.forget(offset, len);
+            let spans = len.div_ceil(stripes.layout().span_len());
+            for _ in 0..=spans {
+                if !stripes.trim_some()? {
+                    break;
+                }
+            }
             return Ok(());
         }
         let (set, mut result) = (&self.sets[0], Ok(()));

@@ -1,10 +1,14 @@
 //! The mover: writes blocks anew whose spans are to be free, or whose rows are not whole any more.
 //!
 //! ```text
-//!   few spans are free ------> the span with the fewest blocks --\
+//!   few spans are free, or
+//!   most places of those in
+//!   use are no block's ------> the span with the fewest blocks --\
 //!                                                                 hold it; read each block; write it as a user does, to
 //!   a server began anew -----> each span of which it lacks rows --/  count only if it still is there; let the span go
 //! ```
+//! The second, and giving the space of free spans back to the servers, is for times when nobody writes.
+//!
 //! The reference to the old span keeps its places from being used again meanwhile, so that a block that was written at the
 //! same time is seen to be elsewhere, and stays what its writer made it. A block that cannot be read stays where it is.
 //!
@@ -26,6 +30,8 @@ use std::time::{Duration, Instant};
 const DEPTH: usize = SPAN_ROWS as usize;
 /// How often it looks for work.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// After this long without a span that was taken nobody writes.
+const QUIET: Duration = Duration::from_millis(500);
 /// Free spans that it makes room for: this number, and one of a number of all.
 const FREE_MIN: u64 = 4;
 const SPANS_PER_FREE: u64 = 64;
@@ -39,6 +45,9 @@ pub(crate) struct SpanMover {
     ends: Vec<NbdEnd>,
     /// The span that could not be emptied, by its references: fuller ones are tried.
     stuck: Option<(u32, u64)>,
+    /// Spans that users had taken at the last look, and since when they have taken no more.
+    taken: u64,
+    quiet_since: Instant,
 }
 
 impl SpanMover {
@@ -51,6 +60,8 @@ impl SpanMover {
             living: reserved(blocks, (0, RowPlace { span: 0, row: 0, column: 0 })),
             ends: reserved(blocks, IDLE_END),
             stuck: None,
+            taken: 0,
+            quiet_since: Instant::now(),
             stripes,
         })
     }
@@ -61,16 +72,28 @@ impl SpanMover {
         let mut from = 0;
         while !self.stripes.is_closed() {
             let start = Instant::now();
-            let has_freed = self.is_short() && self.empty_one();
+            let (is_short, is_quiet) = (self.is_short(), self.is_quiet(start));
+            let is_wanted = is_short || is_quiet && self.stripes.spans.is_sparse();
+            let has_freed = is_wanted && self.empty_one();
             let has_mended = self.mend_one(&mut from);
-            match (has_freed, has_mended) {
+            let has_trimmed = is_quiet && self.stripes.trim_some() == Ok(true);
+            match (has_freed, has_mended || has_trimmed) {
                 // Writers may wait for it.
-                (true, false) => {}
-                // As much time for others as this has taken.
-                (_, true) => std::thread::park_timeout(start.elapsed()),
+                (true, false) if is_short => {}
                 (false, false) => std::thread::park_timeout(LOOK_EVERY),
+                // As much time for others as this has taken.
+                _ => std::thread::park_timeout(start.elapsed()),
             }
         }
+    }
+
+    /// True if no user has taken a span for a while.
+    fn is_quiet(&mut self, now: Instant) -> bool {
+        let taken = self.stripes.spans.taken();
+        if taken != self.taken {
+            (self.taken, self.quiet_since) = (taken, now);
+        }
+        now.saturating_duration_since(self.quiet_since) >= QUIET
     }
 
     fn is_short(&self) -> bool {

@@ -243,6 +243,10 @@ impl NbdServer {
         Link::bytes(depth, self.address.certificates().is_some())
     }
 
+    pub(crate) fn is_up(&self) -> bool {
+        self.state.load(Ordering::SeqCst) == ServerState::Up as u64
+    }
+
     pub(crate) fn is_taken(&self) -> bool {
         self.state.load(Ordering::SeqCst) == ServerState::Taken as u64
     }

@@ -7,9 +7,10 @@
 //! each block, another one the block of each place.
 //!
 //! ```text
-//!   span:  free --take_rows--> open --no rows left--> closed --the last reference goes--> free
+//!   span:  free --take_rows--> open --no rows left--> closed --the last reference goes--> free, stale
 //!                               |                       |
 //!                               '--a write is lost------'--> barred: as it was, and never free again
+//!          free, stale --take_stale--> being trimmed --> free: takes no space at the servers
 //!
 //!   references of a span: one while it is open, one for each stripe that is being written there, one for each block that
 //!   lives there, one for each reader
@@ -29,7 +30,8 @@
 
 use crate::blocks::{BLOCK, BlockSet};
 use crate::parity::COLUMNS_MAX;
-use crate::sync::{AtomicU32, Ordering, zeros};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, zeros};
+use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Rows of a span. (Models have few.)
@@ -82,6 +84,11 @@ impl Layout {
     pub(crate) fn blocks(&self) -> u64 {
         let spare = self.spans / SPANS_PER_SPARE + SPARE_MIN;
         self.spans.saturating_sub(spare) * SPAN_ROWS * self.data as u64
+    }
+
+    /// Bytes of blocks in a span.
+    pub(crate) fn span_len(&self) -> u64 {
+        SPAN_ROWS * BLOCK * self.data as u64
     }
 
     pub(crate) fn columns(&self) -> usize {
@@ -169,6 +176,12 @@ pub(crate) struct Spans {
     references: Box<[AtomicU32]>,
     /// Span by span as if it were a block.
     free: BlockSet,
+    /// Free spans that were written, so that they still take space at the servers; the same way.
+    stale: BlockSet,
+    /// Blocks that live somewhere.
+    living: AtomicU64,
+    /// Spans that users have taken.
+    taken: AtomicU64,
     /// The span of users, and that of the mover: what was moved once goes on to live, mostly.
     open: Mutex<[Option<OpenSpan>; 2]>,
 }
@@ -185,6 +198,9 @@ impl Spans {
             sums: zeros(places),
             references: zeros(layout.spans as usize),
             free,
+            stale: BlockSet::new(layout.spans * BLOCK),
+            living: AtomicU64::new(0),
+            taken: AtomicU64::new(0),
             open: Mutex::new([None; 2]),
         }
     }
@@ -195,6 +211,20 @@ impl Spans {
 
     pub(crate) fn free(&self) -> u64 {
         self.free.count()
+    }
+
+    /// Number of spans that users have ever taken.
+    pub(crate) fn taken(&self) -> u64 {
+        self.taken.load(Ordering::Relaxed)
+    }
+
+    /// True if blocks that live fill less than half of the spans in use.
+    pub(crate) fn is_sparse(&self) -> bool {
+        /// Spans that may be in use besides: the open ones, and a few.
+        const BESIDES: u64 = 4;
+        let used = (self.layout.spans - self.free()).saturating_sub(BESIDES);
+        // Relaxed: a moment old.
+        used * SPAN_ROWS * self.layout.data as u64 > 2 * self.living.load(Ordering::Relaxed)
     }
 
     fn lock(&self) -> MutexGuard<'_, [Option<OpenSpan>; 2]> {
@@ -249,10 +279,43 @@ impl Spans {
             let span = self.free.next_run(from, BLOCK)?.0 / BLOCK;
             if self.layout.usable(span, up) != 0 {
                 self.free.remove(span * BLOCK, BLOCK);
+                self.stale.remove(span * BLOCK, BLOCK);
                 self.references[span as usize].fetch_add(1, Ordering::SeqCst);
+                self.taken.fetch_add(u64::from(purpose == RowsFor::User), Ordering::Relaxed);
                 return Some(span);
             }
             from = (span + 1) * BLOCK;
+        }
+    }
+
+    /// Takes stale spans that follow each other, up to `most`, with one reference each.
+    pub(crate) fn take_stale(&self, most: u64) -> Option<Range<u64>> {
+        let _all = self.lock();
+        let mut from = 0;
+        loop {
+            let (start, len) = self.stale.next_run(from, most * BLOCK)?;
+            let run = start / BLOCK..(start + len) / BLOCK;
+            // One that is just becoming free is stale before.
+            let is_free = |span: &u64| self.free.has_any(span * BLOCK, BLOCK);
+            let count = run.take_while(is_free).count() as u64;
+            let run = start / BLOCK..start / BLOCK + count;
+            if count == 0 {
+                from = start + BLOCK;
+                continue;
+            }
+            self.free.remove(start, count * BLOCK);
+            self.stale.remove(start, count * BLOCK);
+            run.clone().for_each(|span| {
+                self.references[span as usize].fetch_add(1, Ordering::SeqCst);
+            });
+            return Some(run);
+        }
+    }
+
+    /// Gives a span back that was taken and not written.
+    pub(crate) fn give_clean(&self, span: u64) {
+        if self.references[span as usize].fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.free.insert(span * BLOCK, BLOCK);
         }
     }
 
@@ -304,6 +367,7 @@ impl Spans {
         let before = self.references[span as usize].fetch_sub(count, Ordering::SeqCst);
         assert!(before & !BARRED >= count, "{before} references of span {span}");
         if before == count {
+            self.stale.insert(span * BLOCK, BLOCK);
             self.free.insert(span * BLOCK, BLOCK);
         }
     }
@@ -379,8 +443,9 @@ impl Spans {
                 }
             }
         };
-        if let Some(old) = self.layout.place(old) {
-            self.release(old.span, 1);
+        match self.layout.place(old) {
+            Some(old) => self.release(old.span, 1),
+            None => drop(self.living.fetch_add(1, Ordering::Relaxed)),
         }
     }
 
@@ -388,6 +453,7 @@ impl Spans {
     pub(crate) fn forget(&self, block: u64) {
         let old = self.places[block as usize].swap(0, Ordering::SeqCst);
         if let Some(old) = self.layout.place(old) {
+            self.living.fetch_sub(1, Ordering::Relaxed);
             self.release(old.span, 1);
         }
     }

@@ -10,6 +10,7 @@ use crate::shared::ServerSet;
 use crate::spans::{Layout, RowPlace, SPAN_ROWS, ServerMask, Spans};
 use crate::sync::{AtomicBool, Ordering};
 use crate::sys::IoSlice;
+use crate::wire::NbdCommand;
 use std::cell::UnsafeCell;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::Thread;
@@ -17,6 +18,8 @@ use std::time::Duration;
 
 /// Pages for threads that compute a block themselves.
 const SCRATCHES: usize = 4;
+/// Spans of one trim. One that is lost takes them all.
+const TRIM_SPANS: u64 = 8;
 /// Pause while all of them are in use.
 const SCRATCH_PAUSE: Duration = Duration::from_micros(100);
 
@@ -143,6 +146,37 @@ impl Stripes {
     /// Nobody needs the bytes of a range any more.
     pub(crate) fn forget(&self, offset: u64, len: u64) {
         (offset / BLOCK..(offset + len) / BLOCK).for_each(|block| self.spans.forget(block));
+    }
+
+    /// Gives the space of free spans back, of some that follow each other; returns whether there may be more now. A server
+    /// that is away keeps its part until they are written again.
+    pub(crate) fn trim_some(&self) -> Result<bool, i32> {
+        let Some(run) = self.spans.take_stale(TRIM_SPANS) else { return Ok(false) };
+        // At the same place on all servers.
+        let offset = self.layout().offset(run.start, 0);
+        let len = (run.end - run.start) * SPAN_ROWS * BLOCK;
+        let (mut result, mut is_done) = (Ok(()), true);
+        for set in &self.sets {
+            let server = &set.servers()[0];
+            if !server.export().can_trim() {
+                continue;
+            }
+            match set.exchange(0, NbdCommand::Trim, offset, IoSlice::NONE, len as u32) {
+                FlightEnd::Lost => {
+                    server.barred.insert(offset, len);
+                    run.clone().for_each(|span| self.spans.bar(span));
+                }
+                FlightEnd::Refused(errno) => result = result.and(Err(errno)),
+                // A connection is being made, or others use all of them.
+                FlightEnd::Unsent if server.is_up() => is_done = false,
+                FlightEnd::Done | FlightEnd::Unsent => {}
+            }
+        }
+        match is_done {
+            true => run.for_each(|span| self.spans.give_clean(span)),
+            false => run.for_each(|span| self.spans.release(span, 1)),
+        }
+        result.map(|()| is_done)
     }
 
     // A thread that reads for itself. Neither locks nor allocates.

@@ -3,8 +3,8 @@
 mod common;
 
 use common::{
-    Announced, Dice, PATIENCE, PATIENT, Page, Plan, QUICK, READ, TestServer, WRITE, client, mark,
-    push, run, striped, until_done,
+    Announced, Dice, PATIENCE, PATIENT, Page, Plan, QUICK, READ, TRIM, TestServer, WRITE, client,
+    mark, push, run, striped, until_done,
 };
 use farheap_nbd::{Client, Ending, NbdEnd, NbdQueue, ServerAddress};
 use std::sync::Arc;
@@ -631,4 +631,59 @@ fn what_was_computed_is_computed_again_when_its_server_writes_over_it() {
     assert!(is_let_go && end == Some(Ending::Done), "{:?}", client.stats());
     let right: Vec<u8> = (0..4).flat_map(|place| content(place, 1).0).collect();
     assert!(page.0 == right, "bytes of the server");
+}
+
+/// Bytes that a server holds which are not zeros, but for its mark.
+fn held(server: &TestServer) -> usize {
+    let memory = server.control.memory();
+    memory[PAGE..].chunks(PAGE).filter(|page| page.iter().any(|byte| *byte != 0)).count() * PAGE
+}
+
+#[test]
+fn space_of_what_nobody_needs_goes_back_to_the_servers() {
+    let (servers, addresses) = sized(4, 8 << 20);
+    let client = striped(&addresses, 1, PATIENT);
+    mark(&client);
+    let mut queue = client.open_queue(16).expect("a queue");
+    let all: Vec<u64> = (0..4000).collect();
+    write(&mut queue, &all, 1);
+    let before: Vec<usize> = servers.iter().map(held).collect();
+    assert!(before.iter().all(|bytes| *bytes >= 4000 / 3 * PAGE * 3 / 4), "{before:?}");
+    // Neighbours: whole spans are free at once.
+    client.trim(2000 * PAGE as u64, 2000 * PAGE as u64).expect("trimmed");
+    let is_at_most = |percent: usize| {
+        servers.iter().zip(&before).all(|(server, before)| held(server) * 100 <= before * percent)
+    };
+    until("half of it is given back", &client, || is_at_most(60));
+    // Three of four: no span is free before what is left has moved together, once nobody writes.
+    let (kept, others): (Vec<u64>, Vec<u64>) =
+        all[..2000].iter().partition(|place| *place % 4 == 0);
+    others.iter().for_each(|place| client.trim(place * PAGE as u64, PAGE as u64).expect("trimmed"));
+    until("what is left is moved together", &client, || is_at_most(45));
+    check(&mut queue, &kept, 1);
+    client.trim(0, 4000 * PAGE as u64).expect("trimmed");
+    until("nothing is left but an open span or two", &client, || {
+        servers.iter().all(|server| held(server) <= 2 * 32 * PAGE)
+    });
+}
+
+#[test]
+fn a_trim_that_comes_late_reaches_nothing_that_is_in_use() {
+    let (servers, addresses) = sized(3, 3 << 20);
+    let client = striped(&addresses, 1, QUICK);
+    mark(&client);
+    let mut queue = client.open_queue(16).expect("a queue");
+    let count = client.capacity() / PAGE as u64 / 3;
+    let all: Vec<u64> = (0..count).collect();
+    write(&mut queue, &all, 1);
+    servers[0].control.plan(|asked| if asked.command == TRIM { Plan::Hold } else { Plan::Answer });
+    client.trim(0, count * PAGE as u64).expect("trimmed, or lost");
+    servers[0].control.behave();
+    assert!(client.stats()[0].barred > 0, "{:?}", client.stats());
+    for version in 2..20 {
+        write(&mut queue, &all, version);
+    }
+    assert!(servers[0].control.carry_out_held() > 0);
+    servers[1].control.kill(true);
+    check(&mut queue, &all, 19);
 }

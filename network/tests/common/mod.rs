@@ -41,6 +41,7 @@ pub(crate) struct Asked {
 
 pub(crate) const READ: u16 = 0;
 pub(crate) const WRITE: u16 = 1;
+pub(crate) const TRIM: u16 = 4;
 
 /// Treatment of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -442,8 +443,12 @@ fn serve_one(
         offset: field(16, 8),
         len: field(24, 4) as u32,
     };
-    let mut data = vec![0; if asked.command == WRITE { asked.len as usize } else { 0 }];
-    stream.read_exact(&mut data)?;
+    // What is trimmed is zeros.
+    let is_change = matches!(asked.command, WRITE | TRIM);
+    let mut data = vec![0; if is_change { asked.len as usize } else { 0 }];
+    if asked.command == WRITE {
+        stream.read_exact(&mut data)?;
+    }
     control.wait_while_paused(connection);
     if asked.command == 2 {
         return Ok(false);
@@ -465,7 +470,7 @@ fn serve_one(
             return Ok(true);
         }
         Plan::Hang => return Ok(false),
-        Plan::Hold | Plan::Twice if asked.command == WRITE => {
+        Plan::Hold | Plan::Twice if is_change => {
             lock(&control.held).push((asked.offset, data.clone()));
             if plan == Plan::Hold {
                 return Ok(true);
@@ -479,7 +484,7 @@ fn serve_one(
     }
     let read = {
         let mut memory = lock(&control.memory);
-        if asked.command == WRITE {
+        if is_change {
             memory[range.clone()].copy_from_slice(&data);
         }
         memory[if asked.command == READ { range } else { 0..0 }].to_vec()
