@@ -138,7 +138,8 @@ impl NbdQueue {
                 QueueWay::Striped(queue) => queue.look(of_links),
             }
             let (is_reported, is_woken) = (self.report(done), ready != of_links);
-            if is_reported || is_woken || left.is_zero() {
+            // Not by what was left before: there would be another call only to find that nothing is.
+            if is_reported || is_woken || start.elapsed() >= timeout {
                 self.submit();
                 return Ok(is_reported || is_woken);
             }

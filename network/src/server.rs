@@ -684,11 +684,16 @@ pub(crate) fn run_with(
     len: u32,
     deadline: Instant,
 ) -> io::Result<FlightEnd> {
-    let mut end = None;
+    let (mut end, mut has_waited) = (None, false);
     link.start(0, command, offset, len);
     while end.is_none() {
-        let pumped =
-            link.pump_out(vectors).and_then(|()| link.pump_in(vectors, &mut |_, e| end = Some(e)));
+        let mut done = |_, how| end = Some(how);
+        // No server answers before the request has been sent: a look would cost a system call.
+        let pumped = link.pump_out(vectors).and_then(|()| match has_waited {
+            true => link.pump_in(vectors, &mut done),
+            false => Ok(false),
+        });
+        has_waited = true;
         if end.is_some() {
             break;
         }
