@@ -59,7 +59,7 @@ const FAULT_EXTRA_US: f64 = 25.0;
 #[derive(Debug, Parser)]
 #[command(name = "network")]
 struct Args {
-    /// Only groups whose names contain one of these: requests, faults, several, apart.
+    /// Only groups whose names contain one of these: requests, faults, copies, parity, apart.
     words: Vec<String>,
     /// Kinds of servers; all that are installed by default.
     #[arg(long, value_enum, value_delimiter = ',')]
@@ -134,8 +134,13 @@ fn run(args: &Args) -> Result<()> {
     table::print_heading();
     let mut rows = Vec::new();
     for kind in kinds {
-        let parts: [(&str, Part); 4] =
-            [("requests", requests), ("faults", faults), ("several", several), ("apart", apart)];
+        let parts: [(&str, Part); 5] = [
+            ("requests", requests),
+            ("faults", faults),
+            ("copies", copies),
+            ("parity", parity),
+            ("apart", apart),
+        ];
         let wanted = |name: &str| {
             args.words.is_empty() || args.words.iter().any(|word| name.contains(word.as_str()))
         };
@@ -241,40 +246,53 @@ fn faults(args: &Args, kind: Kind, rows: &mut Vec<Row>) -> Result<()> {
     Ok(())
 }
 
-/// Two copies, and pages with parity over six servers of which two may be lost, beside one server.
-fn several(args: &Args, kind: Kind, rows: &mut Vec<Row>) -> Result<()> {
-    let servers = (0..7).map(|_| Server::start(kind, MIB)).collect::<Result<Vec<_>>>()?;
-    let (count, name) = (args.count(), kind.name());
-    let mut one = Ours::connect(&[&servers[0]]);
-    let mut both = Ours::connect(&[&servers[1], &servers[2]]);
-    let writes = |what: &str, goal| Compared {
-        work: format!("{name}: writes of 16 KiB {what} at once"),
+/// Writes to several servers beside those to one.
+fn writes(kind: Kind, what: &str) -> Compared<'static> {
+    Compared {
+        work: format!("{}: writes of 16 KiB {what} at once", kind.name()),
         unit: "1/s",
         baseline: "one server",
         ratio: rate,
-        goal,
-    };
+        goal: None,
+    }
+}
+
+/// Two copies beside one server.
+fn copies(args: &Args, kind: Kind, rows: &mut Vec<Row>) -> Result<()> {
+    let servers = (0..3).map(|_| Server::start(kind, MIB)).collect::<Result<Vec<_>>>()?;
+    let count = args.count();
+    let mut one = Ours::connect(&[&servers[0]]);
+    let mut both = Ours::connect(&[&servers[1], &servers[2]]);
     // As fast as processors are, which both servers share: twice the work.
-    let row = writes("to two copies, 32", None);
-    let mut new = vec![args.turns(&row, &mut || Ok(both.run(false, 32, count)), &mut || {
+    let row = writes(kind, "to two copies, 32");
+    let new = args.turns(&row, &mut || Ok(both.run(false, 32, count)), &mut || {
         Ok(one.run(false, 32, count))
-    })?];
-    drop(both);
+    })?;
+    add(rows, kind.name(), vec![new]);
+    Ok(())
+}
+
+/// Pages with parity over six servers of which two may be lost, beside one server.
+fn parity(args: &Args, kind: Kind, rows: &mut Vec<Row>) -> Result<()> {
+    let servers = (0..7).map(|_| Server::start(kind, MIB)).collect::<Result<Vec<_>>>()?;
+    let (count, name) = (args.count(), kind.name());
+    let mut one = Ours::connect(&[&servers[0]]);
     // Not the one that is measured beside them: neither would find what it wrote.
     let addresses: Vec<_> = servers[1..].iter().map(|server| server.address.clone()).collect();
     let mut parity = Ours::of(striped(&addresses, 2, PATIENT));
     parity.fill();
     one.fill();
+    let work = format!("{name}: reads of 4 KiB with parity 4+2, p99");
+    let (goal, ratio) = (Some(1.0 / 1.2), time as fn(f64, f64) -> f64);
+    let row = Compared { work, unit: "us", baseline: "one server", ratio, goal };
+    let mut new =
+        vec![args.turns(&row, &mut || Ok(parity.p99(count)), &mut || Ok(one.p99(count)))?];
     for depth in [1, 32] {
-        let row = writes(&format!("with parity 4+2, {depth}"), None);
+        let row = writes(kind, &format!("with parity 4+2, {depth}"));
         new.push(args.turns(&row, &mut || Ok(parity.run(false, depth, count)), &mut || {
             Ok(one.run(false, depth, count))
         })?);
     }
-    let work = format!("{name}: reads of 4 KiB with parity 4+2, p99");
-    let (goal, ratio) = (Some(1.0 / 1.2), time as fn(f64, f64) -> f64);
-    let row = Compared { work, unit: "us", baseline: "one server", ratio, goal };
-    new.push(args.turns(&row, &mut || Ok(parity.p99(count)), &mut || Ok(one.p99(count)))?);
     add(rows, name, new);
     Ok(())
 }
