@@ -306,7 +306,8 @@ impl Client {
         })
     }
 
-    /// Bytes that a queue for up to `depth` requests holds, all of which have their memory when it is opened.
+    /// Bytes that a queue for up to `depth` requests holds. They have their memory when it is opened; with parity, those
+    /// that only writes need have it from the first one on, and those to compute pages of lost servers as they are used.
     #[must_use]
     pub fn queue_bytes(&self, depth: usize) -> usize {
         let depth = depth.clamp(1, DEPTH_MAX);

@@ -23,6 +23,7 @@ use crate::spans::{MOVER_SPANS, RowPlace, RowsFor, SPAN_ROWS};
 use crate::striped_queue::StripedQueue;
 use crate::stripes::Stripes;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -56,9 +57,9 @@ impl SpanMover {
         Ok(SpanMover {
             queue: StripedQueue::new(Arc::clone(&stripes), RowsFor::Mover, DEPTH)?,
             // It works when memory is short.
-            pages: zeroed(blocks * BLOCK as usize),
+            pages: zeroed(DEPTH * BLOCK as usize),
             living: reserved(blocks, (0, RowPlace { span: 0, row: 0, column: 0 })),
-            ends: reserved(blocks, IDLE_END),
+            ends: reserved(DEPTH, IDLE_END),
             stuck: None,
             taken: 0,
             quiet_since: Instant::now(),
@@ -159,31 +160,40 @@ impl SpanMover {
         }
         self.living.clear();
         self.living.extend(stripes.spans.living(span));
-        let all = 0..self.living.len();
         let is_last = || stripes.spans.free() <= MOVER_SPANS;
-        let mut moved = 0;
-        if all.len() as u64 <= self.queue.room() || !is_last() {
-            self.run_all(all.clone(), true);
-            let failed = self.ends.iter().filter(|end| end.ending != Ending::Done);
-            let failed: Vec<u64> = failed.map(|end| end.token).collect();
-            if failed.is_empty() || !is_last() {
-                self.run_all(all.filter(|n| !failed.contains(&(*n as u64))), false);
-                moved = self.ends.iter().filter(|end| end.ending == Ending::Done).count();
+        let (room, count) = (self.queue.room(), self.living.len());
+        let (is_fitting, mut moved) = (count as u64 <= room, 0);
+        // Whole rows at once.
+        let columns = (room / SPAN_ROWS).max(1) as usize;
+        let batches = |n: usize| {
+            let len = DEPTH / columns * columns;
+            (n * len < count).then(|| n * len..count.min((n + 1) * len))
+        };
+        if !is_last() || is_fitting && (0..).map_while(batches).all(|batch| self.read(batch)) {
+            for batch in (0..).map_while(batches) {
+                self.read(batch.clone());
+                let failed = self.ends.iter().filter(|end| end.ending != Ending::Done);
+                let failed: Vec<u64> = failed.map(|end| end.token).collect();
+                self.run_all(batch.filter(|n| !failed.contains(&(*n as u64))), false);
+                moved += self.ends.iter().filter(|end| end.ending == Ending::Done).count();
             }
         }
         stripes.spans.release(span, 1);
         moved as u64
     }
 
-    /// Reads or writes those blocks, and waits for all ends.
+    /// Reads a batch of blocks; returns whether all could be.
+    fn read(&mut self, batch: Range<usize>) -> bool {
+        self.run_all(batch, true);
+        self.ends.iter().all(|end| end.ending == Ending::Done)
+    }
+
+    /// Reads or writes blocks of one batch, and waits for all ends.
     fn run_all(&mut self, blocks: impl Iterator<Item = usize>, is_read: bool) {
         self.ends.clear();
         for n in blocks {
-            while self.queue.in_flight() == DEPTH {
-                self.wait();
-            }
             let (block, place) = self.living[n];
-            let ptr = self.pages[n * BLOCK as usize..].as_mut_ptr();
+            let ptr = self.pages[n % DEPTH * BLOCK as usize..].as_mut_ptr();
             let buffer = NbdBuffer { ptr, len: BLOCK as usize };
             let pushed = if is_read {
                 let buffers = std::iter::once(buffer);
@@ -198,13 +208,9 @@ impl SpanMover {
             assert!(pushed, "fewer than the depth are in flight");
         }
         while self.queue.in_flight() > 0 {
-            self.wait();
+            // Without memory to wait with there is nothing to do but to go round.
+            let _ = self.queue.wait_once();
+            self.queue.report(&mut |end| self.ends.push(end));
         }
-    }
-
-    fn wait(&mut self) {
-        // Without memory to wait with there is nothing to do but to go round.
-        let _ = self.queue.wait_once();
-        self.queue.report(&mut |end| self.ends.push(end));
     }
 }

@@ -189,4 +189,6 @@ pub(super) struct StripedWrites {
     pub(super) stripes: Box<[Stripe]>,
     /// No rows are free since then.
     pub(super) full_since: Option<Instant>,
+    /// The bytes of stripes were touched.
+    pub(super) have_memory: bool,
 }

@@ -38,7 +38,7 @@ use crate::ends::{Ending, IDLE_END, NbdBuffer, NbdEnd, SERVERS_MAX};
 use crate::hedging::Hedging;
 use crate::link::{BUFFERS_MAX, BufferTable};
 use crate::parity::{COLUMNS_MAX, add, double, sum_of};
-use crate::resident::{reserved, zeroed};
+use crate::resident::{reserved, touch, zeroed};
 use crate::server::ServerEvent;
 use crate::set_queue::SetQueue;
 use crate::spans::{Layout, NoRows, RowPlace, Rows, RowsFor, SPAN_ROWS, ServerMask};
@@ -60,14 +60,18 @@ const STRIPE_ROWS: u64 = 16;
 const PIECES_MORE: usize = 32;
 /// Of these, pieces on one server, with those that it still has and nobody waits for any more.
 const LANE_PIECES: usize = 64;
+/// The same of queues of few requests.
+const LANE_PIECES_MIN: usize = 16;
 /// Pieces that are computed at once.
 const REBUILDS: usize = 8;
 /// Rows that are computed at once, of a piece.
 pub(super) const REBUILD_ROWS: u64 = 2;
 /// Requests in flight to a server, with those of stripes and of pieces that are computed.
-const LANE_DEPTH: usize = LANE_PIECES + STRIPES + REBUILDS;
+fn lane_depth(depth: usize) -> usize {
+    depth.clamp(LANE_PIECES_MIN, LANE_PIECES) + STRIPES + REBUILDS
+}
 /// Buffers of such a request.
-const LANE_BUFFERS: usize = SPAN_ROWS as usize;
+const LANE_BUFFERS: usize = STRIPE_ROWS as usize;
 /// Stripes that a block may be in until its write has failed.
 const STRIPES_MAX: u8 = 8;
 /// Pause before rows are looked for again that the mover is to make.
@@ -98,7 +102,8 @@ impl StripedQueue {
     ) -> io::Result<StripedQueue> {
         let Layout { data, parity, .. } = *stripes.layout();
         let pieces = depth + PIECES_MORE;
-        let lane = |set| SetQueue::new(Arc::clone(set), LANE_DEPTH, LANE_BUFFERS);
+        let lane_depth = lane_depth(depth);
+        let lane = |set| SetQueue::new(Arc::clone(set), lane_depth, LANE_BUFFERS);
         let lanes = stripes.sets().iter().map(lane);
         let lanes = lanes.collect::<io::Result<Box<[_]>>>()?;
         let blocks_max = STRIPE_ROWS as usize * data;
@@ -110,7 +115,7 @@ impl StripedQueue {
             is_failed: false,
             is_late: false,
             errno: 0,
-            parity: zeroed(parity * STRIPE_ROWS as usize * BLOCK_LEN),
+            parity: vec![0; parity * STRIPE_ROWS as usize * BLOCK_LEN].into(),
         };
         let rebuild = || Rebuild {
             piece: None,
@@ -120,7 +125,7 @@ impl StripedQueue {
             bad: 0,
             asked: 0,
             is_failed: false,
-            pages: zeroed((data + parity) * REBUILD_ROWS as usize * BLOCK_LEN),
+            pages: vec![0; (data + parity) * REBUILD_ROWS as usize * BLOCK_LEN].into(),
         };
         let request = StripedRequest {
             token: 0,
@@ -145,7 +150,7 @@ impl StripedQueue {
             has_failed: false,
         };
         Ok(StripedQueue {
-            news: reserved(LANE_DEPTH, IDLE_END),
+            news: reserved(lane_depth, IDLE_END),
             lanes,
             purpose,
             hedging: Hedging::default(),
@@ -171,15 +176,18 @@ impl StripedQueue {
                 again: reserved(STRIPES * blocks_max, StripeBlock::NONE).into(),
                 stripes: (0..STRIPES).map(|_| stripe()).collect(),
                 full_since: None,
+                have_memory: false,
             },
             stripes,
         })
     }
 
-    /// Bytes that such a queue holds, all of which have their memory from the start.
+    /// Bytes that such a queue holds. Those of stripes have their memory from the first write on, as readers write
+    /// nothing, and those of pieces that are computed from when they are.
     pub(crate) fn bytes(stripes: &Stripes, depth: usize) -> usize {
         let Layout { data, parity, .. } = *stripes.layout();
-        let lane = |set| SetQueue::bytes(set, LANE_DEPTH, LANE_BUFFERS);
+        let lane_depth = lane_depth(depth);
+        let lane = |set| SetQueue::bytes(set, lane_depth, LANE_BUFFERS);
         let lanes: usize = stripes.sets().iter().map(|set| lane(set)).sum();
         let blocks = STRIPE_ROWS as usize * data * size_of::<StripeBlock>();
         let stripe = size_of::<Stripe>() + blocks + parity * STRIPE_ROWS as usize * BLOCK_LEN;
@@ -193,7 +201,7 @@ impl StripedQueue {
             + depth * request
             + BufferTable::bytes(depth, BUFFERS_MAX)
             + (depth + PIECES_MORE) * piece
-            + LANE_DEPTH * size_of::<NbdEnd>()
+            + lane_depth * size_of::<NbdEnd>()
             + BLOCK_LEN
     }
 
@@ -242,6 +250,9 @@ impl StripedQueue {
             self.begin_reads();
         } else {
             self.writes.waiting.push_back(index);
+            if !std::mem::replace(&mut self.writes.have_memory, true) {
+                self.writes.stripes.iter_mut().for_each(|stripe| touch(&mut stripe.parity));
+            }
         }
         true
     }
@@ -335,7 +346,8 @@ impl StripedQueue {
             let row = place.row + *n as u64;
             row < SPAN_ROWS && spans.is_at(block + *n as u64, RowPlace { row, ..place })
         };
-        let count = 1 + (1..blocks - first).take_while(follows).count();
+        let most = (blocks - first).min(LANE_BUFFERS);
+        let count = 1 + (1..most).take_while(follows).count();
         let began = Instant::now();
         let lane = &self.lanes[self.stripes.layout().server(place.span, place.column)];
         let is_silent = lane.is_silent(began) && self.is_computable(place, count);
