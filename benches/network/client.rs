@@ -58,16 +58,17 @@ impl Ours {
         }
     }
 
-    /// Microseconds within which 99 of a hundred reads of a page end, one at a time.
-    pub(crate) fn p99(&mut self, count: u64) -> f64 {
+    /// Microseconds within which 99 of a hundred reads of a page end, one at a time, of one of these clients each.
+    pub(crate) fn p99(all: &mut [Ours], count: u64) -> f64 {
         let mut dice = Dice(count);
         let mut page = vec![0; PAGE];
         let mut times = Vec::with_capacity(count as usize);
         for _ in 0..count {
-            let place = dice.below(PLACES);
+            let (place, at) = (dice.below(PLACES), dice.below(all.len() as u64));
+            let ours = &mut all[at as usize];
             let start = Instant::now();
-            self.push(true, 0, place, &mut page);
-            self.wait();
+            ours.push(true, 0, place, &mut page);
+            ours.wait();
             times.push(start.elapsed());
             assert_eq!(page[..8], number_of(place));
         }

@@ -274,19 +274,27 @@ fn copies(args: &Args, kind: Kind, rows: &mut Vec<Row>) -> Result<()> {
 
 /// Pages with parity over six servers of which two may be lost, beside one server.
 fn parity(args: &Args, kind: Kind, rows: &mut Vec<Row>) -> Result<()> {
-    let servers = (0..7).map(|_| Server::start(kind, MIB)).collect::<Result<Vec<_>>>()?;
+    let servers = (0..12).map(|_| Server::start(kind, MIB)).collect::<Result<Vec<_>>>()?;
     let (count, name) = (args.count(), kind.name());
-    let mut one = Ours::connect(&[&servers[0]]);
+    let (singles, servers) = servers.split_at(6);
+    let mut singles: Vec<Ours> = singles.iter().map(|server| Ours::connect(&[server])).collect();
     // Not the one that is measured beside them: neither would find what it wrote.
-    let addresses: Vec<_> = servers[1..].iter().map(|server| server.address.clone()).collect();
-    let mut parity = Ours::of(striped(&addresses, 2, PATIENT));
-    parity.fill();
-    one.fill();
+    let addresses: Vec<_> = servers.iter().map(|server| server.address.clone()).collect();
+    let mut parity = [Ours::of(striped(&addresses, 2, PATIENT))];
+    parity[0].fill();
+    singles.iter_mut().for_each(Ours::fill);
     let work = format!("{name}: reads of 4 KiB with parity 4+2, p99");
     let (goal, ratio) = (Some(1.0 / 1.2), time as fn(f64, f64) -> f64);
     let row = Compared { work, unit: "us", baseline: "one server", ratio, goal };
-    let mut new =
-        vec![args.turns(&row, &mut || Ok(parity.p99(count)), &mut || Ok(one.p99(count)))?];
+    let mut new = vec![args.turns(&row, &mut || Ok(Ours::p99(&mut parity, count)), &mut || {
+        Ok(Ours::p99(&mut singles[..1], count))
+    })?];
+    // Each of several processes finds less of its code and data in caches than one that answers all.
+    let row = Compared { baseline: "six servers, one page on each", goal: None, ..row };
+    new.push(args.turns(&row, &mut || Ok(Ours::p99(&mut parity, count)), &mut || {
+        Ok(Ours::p99(&mut singles, count))
+    })?);
+    let ([parity], one) = (&mut parity, &mut singles[0]);
     for depth in [1, 32] {
         let row = writes(kind, &format!("with parity 4+2, {depth}"));
         new.push(args.turns(&row, &mut || Ok(parity.run(false, depth, count)), &mut || {

@@ -175,8 +175,19 @@ pub(super) struct StripedReads {
     pub(super) pieces: Box<[ReadPiece]>,
     pub(super) free_pieces: Vec<usize>,
     pub(super) rebuilds: Box<[Rebuild]>,
+    /// Pieces that wait for a rebuild.
+    pub(super) to_compute: usize,
     /// A block that is being computed.
     pub(super) page: Box<[u8]>,
+}
+
+impl StripedReads {
+    pub(super) fn set_state(&mut self, number: usize, state: PieceState) {
+        let piece = &mut self.pieces[number];
+        self.to_compute -= usize::from(piece.state == PieceState::Waiting);
+        self.to_compute += usize::from(state == PieceState::Waiting);
+        piece.state = state;
+    }
 }
 
 /// Writes under way.

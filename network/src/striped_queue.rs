@@ -168,6 +168,7 @@ impl StripedQueue {
                 pieces: vec![piece; pieces].into(),
                 free_pieces: (0..pieces).rev().collect(),
                 rebuilds: (0..REBUILDS).map(|_| rebuild()).collect(),
+                to_compute: 0,
                 page: zeroed(BLOCK_LEN),
             },
             writes: StripedWrites {
@@ -362,7 +363,7 @@ impl StripedQueue {
             first,
             count,
             place,
-            state: PieceState::Waiting,
+            state: PieceState::Free,
             began,
             is_sent: false,
             is_hedged: is_silent,
@@ -372,6 +373,7 @@ impl StripedQueue {
         (request.next, request.left) = (first + count, request.left + count);
         self.hedging.note_read();
         if is_silent {
+            self.reads.set_state(number, PieceState::Waiting);
             self.stripes
                 .server(self.stripes.layout().server(place.span, place.column))
                 .count(ServerEvent::Hedge);
@@ -383,8 +385,9 @@ impl StripedQueue {
 
     /// Asks a piece's server for it.
     pub(super) fn send_piece(&mut self, number: usize) {
+        self.reads.set_state(number, PieceState::Read);
         let piece = &mut self.reads.pieces[number];
-        (piece.state, piece.is_sent) = (PieceState::Read, true);
+        piece.is_sent = true;
         let ReadPiece { request, first, count, place, .. } = *piece;
         let mut left = count * BLOCK_LEN;
         let mut list = [NbdBuffer { ptr: std::ptr::null_mut(), len: 0 }; LANE_BUFFERS];
@@ -423,21 +426,19 @@ impl StripedQueue {
             }
             return self.end_piece(number, 0);
         }
-        let piece = &mut self.reads.pieces[number];
-        piece.has_failed = true;
-        if state == PieceState::Read {
-            piece.state = PieceState::Waiting;
-        }
         // What was computed may have been written over.
         if let Some(rebuild) = rebuild {
             (rebuild.done, rebuild.is_failed) = (0, true);
         }
+        self.reads.pieces[number].has_failed = true;
+        if state == PieceState::Read {
+            self.reads.set_state(number, PieceState::Waiting);
+        }
     }
 
     pub(super) fn end_piece(&mut self, number: usize, errno: i32) {
-        let piece = &mut self.reads.pieces[number];
-        piece.state = PieceState::Free;
-        let ReadPiece { request, count, place, is_sent, .. } = *piece;
+        self.reads.set_state(number, PieceState::Free);
+        let ReadPiece { request, count, place, is_sent, .. } = self.reads.pieces[number];
         if is_sent {
             let lane = self.stripes.layout().server(place.span, place.column);
             self.lanes[lane].abandon(Errand::Piece(number).token());

@@ -47,8 +47,8 @@ impl StripedQueue {
             let (is_silent, server) = (self.lanes[at].is_silent(now), self.stripes.server(at));
             let is_due = is_silent || self.hedging.is_due(server, began, now);
             if is_due && self.is_computable(place, count) {
-                let piece = &mut self.reads.pieces[number];
-                (piece.state, piece.is_hedged) = (PieceState::Waiting, true);
+                self.reads.set_state(number, PieceState::Waiting);
+                self.reads.pieces[number].is_hedged = true;
                 self.hedging.note_requests(if is_silent { 0 } else { layout.data as u64 });
                 server.count(ServerEvent::Hedge);
             }
@@ -79,15 +79,15 @@ impl StripedQueue {
     }
 
     pub(super) fn begin_rebuilds(&mut self) {
-        loop {
+        while self.reads.to_compute > 0 {
             let is_waiting = |piece: &ReadPiece| piece.state == PieceState::Waiting;
             let Some(number) = self.reads.pieces.iter().position(is_waiting) else { return };
             let is_free = |rebuild: &Rebuild| rebuild.piece.is_none() && rebuild.asked == 0;
             let Some(index) = self.reads.rebuilds.iter().position(is_free) else { return };
-            let piece = &mut self.reads.pieces[number];
-            piece.state = PieceState::Rebuilt;
+            self.reads.set_state(number, PieceState::Rebuilt);
+            let column = self.reads.pieces[number].place.column;
             let rebuild = &mut self.reads.rebuilds[index];
-            (rebuild.piece, rebuild.done, rebuild.bad) = (Some(number), 0, 1 << piece.place.column);
+            (rebuild.piece, rebuild.done, rebuild.bad) = (Some(number), 0, 1 << column);
             self.begin_rows(index);
         }
     }
@@ -135,10 +135,10 @@ impl StripedQueue {
 
     /// Goes on with a piece that cannot be computed.
     fn do_without_rebuild(&mut self, number: usize) {
-        let piece = &mut self.reads.pieces[number];
+        let piece = self.reads.pieces[number];
         let lane = self.stripes.layout().server(piece.place.span, piece.place.column);
         if piece.is_sent {
-            piece.state = PieceState::Read;
+            self.reads.set_state(number, PieceState::Read);
         } else if !piece.has_failed && self.lanes[lane].room() > STRIPES {
             self.send_piece(number);
         } else {
