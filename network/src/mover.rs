@@ -141,6 +141,9 @@ impl SpanMover {
                 (0..layout.columns()).filter(lacks).fold(0_u64, |all, column| all | 1 << column);
             stripes.spans.close(span);
             let moved = self.empty(span);
+            if stripes.spans.is_given_up(span) {
+                stripes.begin(span); // What it lacks there nobody will miss.
+            }
             for column in (0..layout.columns()).filter(|column| behind >> column & 1 == 1) {
                 stripes.server(layout.server(span, column)).count_copied(moved * BLOCK);
             }

@@ -344,6 +344,11 @@ impl Spans {
         self.references[span as usize].fetch_or(BARRED, Ordering::SeqCst);
     }
 
+    /// True if a span is never free again and nothing lives there: nobody will ever read or write it.
+    pub(crate) fn is_given_up(&self, span: u64) -> bool {
+        self.references[span as usize].load(Ordering::SeqCst) == BARRED
+    }
+
     /// Takes a reference to a span, unless it is free.
     pub(crate) fn hold(&self, span: u64) -> bool {
         let references = &self.references[span as usize];

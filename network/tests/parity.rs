@@ -265,6 +265,28 @@ fn what_a_server_lost_that_began_anew_is_written_anew() {
 }
 
 #[test]
+fn what_a_server_lacks_of_spans_that_are_given_up_is_not_missed() {
+    let (servers, addresses) = servers(4);
+    let client = striped(&addresses, 1, QUICK);
+    mark(&client);
+    let mut queue = client.open_queue(16).expect("a queue");
+    let places = places(60);
+    servers[0].control.plan(|asked| if asked.command == WRITE { Plan::Hold } else { Plan::Answer });
+    write(&mut queue, &places, 1);
+    servers[0].control.behave();
+    assert!(client.stats()[0].barred > 0, "{:?}", client.stats());
+    let control = &servers[1].control;
+    control.kill(true);
+    control.set_memory(vec![0; Announced::default().size as usize]);
+    control.revive();
+    until("it is mended", &client, || {
+        let stats = client.stats();
+        stats[1].copied > 0 && stats[1].lacking == 0
+    });
+    check(&mut queue, &places, 1);
+}
+
+#[test]
 fn bytes_that_a_server_changes_are_computed_from_the_others() {
     for (parity, count) in [(1, 3), (2, 4)] {
         let (servers, addresses) = servers(count);
