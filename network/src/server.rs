@@ -239,10 +239,6 @@ impl NbdServer {
         Link::new(depth, self.address.certificates().is_some())
     }
 
-    pub(crate) fn link_bytes(&self, depth: usize) -> usize {
-        Link::bytes(depth, self.address.certificates().is_some())
-    }
-
     pub(crate) fn is_up(&self) -> bool {
         self.state.load(Ordering::SeqCst) == ServerState::Up as u64
     }

@@ -270,7 +270,9 @@ impl SetQueue {
         let servers = shared.servers();
         let numbers = NbdRequests::numbers(depth, servers.len());
         let line = |server: &Arc<NbdServer>| {
-            size_of::<QueueLine>() + size_of::<Seat>() + server.link_bytes(numbers)
+            size_of::<QueueLine>()
+                + size_of::<Seat>()
+                + Link::bytes(numbers, server.address().certificates().is_some())
         };
         size_of::<SetQueue>()
             + NbdRequests::bytes(depth, servers.len(), buffers_max)
