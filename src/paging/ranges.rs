@@ -10,8 +10,8 @@ use crate::base::error::{Error, Result};
 use crate::base::sync::{Rank, Ranked};
 use crate::base::units::{ByteCount, PageCount, PageId};
 use crate::meta::LazyArray;
-use crate::paging::page::{CHUNK_PAGES, PAGE};
-use crate::paging::table_sizes::{BLOCK_PAGES, Committed};
+use crate::paging::page::PAGE;
+use crate::paging::table_sizes::Committed;
 use std::ops::Range;
 
 /// Released ranges that are remembered for reuse; more are forgotten (address space is plentiful).
@@ -204,7 +204,8 @@ impl RangeAllocator {
 
     /// The pages of a range, none of which is live at the moment, and the spans it touches that have no live page.
     fn without_live(&self, state: &RangeState, range: PageRange) -> Committed {
-        let count = |per_span: usize| {
+        Committed::by(|per_span| {
+            let per_span = per_span as usize;
             let (first, end) = (range.first.div_ceil(per_span), range.end() / per_span);
             let inner = end.saturating_sub(first) as u64;
             let is_unused = |span: &usize| {
@@ -213,12 +214,7 @@ impl RangeAllocator {
                 !state.any_live(PageRange { first, count })
             };
             inner + edges(range, per_span).filter(is_unused).count() as u64
-        };
-        Committed {
-            pages: range.count as u64,
-            chunks: count(CHUNK_PAGES),
-            blocks: count(BLOCK_PAGES as usize),
-        }
+        })
     }
 }
 
@@ -442,14 +438,14 @@ mod tests {
                 Ok(())
             };
             ranges.commit(offset, len, look).expect("nothing is refused");
-            (seen.pages, seen.chunks, seen.blocks)
+            (seen.pages, seen.spans)
         };
-        assert_eq!(commit(0, PAGE), (1, 1, 1));
-        assert_eq!(commit(2 * PAGE, PAGE), (2, 1, 1));
-        assert_eq!(commit(HUGE_PAGE - PAGE, 2 * PAGE), (4, 2, 1));
-        assert_eq!(commit(2 * HUGE_PAGE + 7 * PAGE, PAGE), (5, 3, 1), "the last, in part");
+        assert_eq!(commit(0, PAGE), (1, [1, 1, 1]));
+        assert_eq!(commit(2 * PAGE, PAGE), (2, [1, 1, 1]));
+        assert_eq!(commit(HUGE_PAGE - PAGE, 2 * PAGE), (4, [2, 1, 1]));
+        assert_eq!(commit(2 * HUGE_PAGE + 7 * PAGE, PAGE), (5, [3, 2, 1]), "the last, in part");
         let of = Committed::of(3 * HUGE_PAGE as u64 + 1);
-        assert_eq!((of.pages, of.chunks, of.blocks), (1537, 4, 1));
+        assert_eq!((of.pages, of.spans), (1537, [4, 2, 1]));
     }
 
     #[test]

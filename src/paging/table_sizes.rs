@@ -7,19 +7,21 @@ use crate::base::units::{ByteCount, PageCount, SlotCount};
 use crate::paging::page::{CHUNK_LEN, PAGE};
 use crate::store::slots::GROUP_SLOTS;
 
-/// Pages whose tags in the policy share a page.
-pub(in crate::paging) const BLOCK_PAGES: u64 = PAGE as u64;
-
 /// Bytes of a chunk's page table.
 pub(in crate::paging) const CHUNK_TABLE: u64 = PAGE as u64;
-/// Bytes of a chunk's page words, and of the policy's.
-pub(in crate::paging) const CHUNK_WORDS: u64 = 2 * PAGE as u64;
-/// Bytes of a block: the policy's tags, and what is noted of returns.
-pub(in crate::paging) const BLOCK_TABLES: u64 = 2 * PAGE as u64;
-/// Bytes of a slot's hash and its bits in the slot map.
-pub(in crate::paging) const SLOT_TABLES: u64 = 9;
-/// The same of the slots whose hashes share a page.
-pub(in crate::paging) const SLOT_GROUP_TABLES: u64 = GROUP_SLOTS * SLOT_TABLES;
+
+/// Tables that come and go together: the number of neighbouring pages that they are of, and their bytes.
+pub(in crate::paging) type Span = (u64, u64);
+/// The words of a chunk's pages.
+pub(in crate::paging) const WORDS: Span = (CHUNK_LEN.0, PAGE as u64);
+/// The policy's words, as many as share a page of memory, and its tags.
+pub(in crate::paging) const OF_POLICY: [Span; 2] =
+    [(PAGE as u64 / 4, PAGE as u64), (PAGE as u64, PAGE as u64)];
+/// All kinds of spans, with the page table among a chunk's.
+const SPANS: [Span; 3] = [(WORDS.0, WORDS.1 + CHUNK_TABLE), OF_POLICY[0], OF_POLICY[1]];
+
+/// Bytes of a slot's hash and its bits in the slot map, for a group.
+pub(in crate::paging) const SLOT_GROUP_TABLES: u64 = GROUP_SLOTS * 9;
 /// Bytes that the policy keeps of each page of its main set.
 pub(in crate::paging) const RESIDENT_TABLES: u64 = 4;
 
@@ -29,20 +31,22 @@ pub(in crate::paging) const SLOTS_READY: u64 = 1024;
 /// Tables of all that is allocated may take 1/PART of the limit.
 const PART: u64 = 2;
 
-/// Committed memory, in pages and in the spans of addresses whose tables come and go together: how
-/// many of each have at least one live page.
+/// Committed memory, in pages and in [spans](SPANS): how many of each kind have at least one live page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::paging) struct Committed {
     pub(in crate::paging) pages: u64,
-    pub(in crate::paging) chunks: u64,
-    pub(in crate::paging) blocks: u64,
+    pub(in crate::paging) spans: [u64; SPANS.len()],
 }
 
 impl Committed {
+    /// As many spans as `count` returns for the pages of one.
+    pub(in crate::paging) fn by(count: impl Fn(u64) -> u64) -> Committed {
+        Committed { pages: count(1), spans: SPANS.map(|(pages, _)| count(pages)) }
+    }
+
     /// The spans that `bytes` take when they begin at a multiple of all spans.
     pub(in crate::paging) fn of(bytes: u64) -> Committed {
-        let spans = |pages: u64| bytes.div_ceil(pages * PAGE as u64);
-        Committed { pages: spans(1), chunks: spans(CHUNK_LEN.0), blocks: spans(BLOCK_PAGES) }
+        Committed::by(|pages| bytes.div_ceil(pages * PAGE as u64))
     }
 
     /// Each count joined with the other's.
@@ -51,11 +55,8 @@ impl Committed {
         other: Committed,
         join: impl Fn(u64, u64) -> u64,
     ) -> Committed {
-        Committed {
-            pages: join(self.pages, other.pages),
-            chunks: join(self.chunks, other.chunks),
-            blocks: join(self.blocks, other.blocks),
-        }
+        let spans = std::array::from_fn(|at| join(self.spans[at], other.spans[at]));
+        Committed { pages: join(self.pages, other.pages), spans }
     }
 }
 
@@ -66,16 +67,12 @@ pub(in crate::paging) fn tables_max(
     slots: SlotCount,
 ) -> ByteCount {
     let stored = committed.pages.saturating_add(committed.pages / 4).saturating_add(SLOTS_READY);
-    let slots = stored.min(slots.0).next_multiple_of(GROUP_SLOTS);
-    let sum = [
-        (committed.chunks, CHUNK_TABLE + CHUNK_WORDS),
-        (committed.blocks, BLOCK_TABLES),
-        (slots, SLOT_TABLES),
-        (resident.0, RESIDENT_TABLES),
-    ];
-    ByteCount(
-        sum.iter().fold(0, |sum, (count, bytes)| sum.saturating_add(count.saturating_mul(*bytes))),
-    )
+    let slot_groups = stored.min(slots.0).div_ceil(GROUP_SLOTS);
+    let spans = committed.spans.into_iter().zip(SPANS.map(|(_, bytes)| bytes));
+    let others = [(slot_groups, SLOT_GROUP_TABLES), (resident.0, RESIDENT_TABLES)];
+    let add =
+        |sum: u64, (count, bytes): (u64, u64)| sum.saturating_add(count.saturating_mul(bytes));
+    ByteCount(spans.chain(others).fold(0, add))
 }
 
 /// How much of a limit tables may take.

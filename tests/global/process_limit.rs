@@ -97,7 +97,7 @@ fn far_memory_with_many_tables_is_served_beside_too_much_local_memory() {
     child::alone("far_memory_with_many_tables_is_served_beside_too_much_local_memory", || {
         let conf = "limit:96MiB,capacity:4GiB";
         let Some(heap) = heap(conf) else { return };
-        const LEN: usize = (1536 << 20) / 8;
+        const LEN: usize = (1792 << 20) / 8;
         // A page of each 2 MiB is enough for most of its tables.
         const STEP: usize = (2 << 20) / 8;
         let mut far: FarVec<u64, Far> = FarVec::with_capacity_in(LEN, Far);

@@ -335,7 +335,7 @@ fn a_limit_below_what_tables_need_is_refused_and_the_least_works() {
     const CHUNK: usize = 2 << 20;
     let config = smallest().limit(ByteCount::mib(64));
     let Some(region) = region(config, ByteCount::gib(2)) else { return };
-    let len = ByteCount::mib(1536);
+    let len = ByteCount::mib(1792);
     let data = region.map(len).expect("the limit is large enough for its tables").cast::<u8>();
     // A page of each chunk is enough for most of its tables.
     let pages = (0..len.as_usize() / PAGE).step_by(CHUNK / PAGE);

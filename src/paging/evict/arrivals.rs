@@ -34,8 +34,8 @@ impl Residents {
     /// # Errors
     /// When the kernel refuses a mapping.
     pub(in crate::paging) fn new(pages: PageCount, limit: PageCount) -> Result<Residents> {
-        let (policy, returns) = (Policy::new(pages, limit)?, Returns::new(pages, limit)?);
-        Ok(Residents { policy, arrived: Arrived::default(), returns })
+        let policy = Policy::new(pages, limit)?;
+        Ok(Residents { policy, arrived: Arrived::default(), returns: Returns::new(limit) })
     }
 
     /// Notes that an absent page has come in. Returns how many pages have left since it left itself, if that is known.
@@ -48,8 +48,9 @@ impl Residents {
                 self.arrived.ahead += 1;
             }
         }
-        self.returns.arrive(page, how);
-        self.policy.inserted(page, how)
+        let was_read = self.policy.was_read(page);
+        let absence = self.policy.inserted(page, how);
+        absence.inspect(|absence| self.returns.arrive(was_read, *absence, how))
     }
 
     /// Lists a page that is in memory already, unless the policy knows it: one of a chunk that is closed, or
@@ -80,30 +81,24 @@ impl Residents {
 
     /// True if a page left a short while ago, as fresh data.
     pub(in crate::paging) fn left_fresh(&self, page: PageId) -> bool {
-        self.returns.left_fresh(page)
+        let absence = self.policy.absence(page);
+        absence.is_some_and(|absence| self.returns.is_soon(absence)) && !self.policy.was_read(page)
     }
 
     /// Notes that a page has left.
     pub(in crate::paging) fn evicted(&mut self, page: PageId) {
-        self.returns.leave(page);
+        self.returns.leave(self.policy.was_read(page));
         self.policy.evicted(page);
     }
 
     /// Forgets a page whose content was discarded, wherever it is.
     pub(in crate::paging) fn removed(&mut self, page: PageId) {
-        self.returns.forget(page);
-        self.policy.removed(page);
-    }
-
-    /// Takes a page that leaves without the policy's having named it off the lists, if it is on one.
-    pub(in crate::paging) fn unlist(&mut self, page: PageId) {
         self.policy.removed(page);
     }
 
     /// Forgets all pages of a range, which are empty, and gives back what memory there is of them alone.
     pub(in crate::paging) fn released(&mut self, first: PageId, count: PageCount) {
         self.policy.released(first, count);
-        self.returns.release(first.as_usize()..first.as_usize() + count.as_usize());
     }
 
     /// Notes that about `limit` pages fit into memory from now on.
@@ -116,6 +111,10 @@ impl Residents {
 
     pub(in crate::paging) fn resident(&self) -> PageCount {
         self.policy.resident()
+    }
+
+    pub(in crate::paging) fn list_numbers(&self) -> u64 {
+        self.policy.list_numbers()
     }
 
     pub(in crate::paging) fn retouched(&mut self, page: PageId) {
@@ -208,6 +207,125 @@ impl Arrivals {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::ops::Range;
+
+    /// Pages that fit into memory.
+    const LIMIT: u64 = 64;
+
+    fn residents() -> Residents {
+        Residents::new(PageCount(10_000), PageCount(LIMIT)).expect("address space")
+    }
+
+    fn leave(residents: &mut Residents, pages: Range<u64>) {
+        for page in pages.map(PageId) {
+            residents.bypassed(page);
+            residents.evicted(page);
+        }
+    }
+
+    fn arrive(residents: &mut Residents, pages: Range<u64>, how: Insert) {
+        for page in pages.map(PageId) {
+            residents.arrive(page, how);
+        }
+    }
+
+    #[test]
+    fn nothing_is_known_at_first() {
+        assert!(!residents().fresh_return_more());
+    }
+
+    #[test]
+    fn fresh_data_that_is_read_again_stays_rather_than_data_that_is_not() {
+        let mut residents = residents();
+        arrive(&mut residents, 1_000..1_020, Insert::Filled);
+        leave(&mut residents, 1_000..1_020);
+        leave(&mut residents, 0..20);
+        assert!(!residents.fresh_return_more());
+        arrive(&mut residents, 0..10, Insert::Filled);
+        assert!(residents.fresh_return_more());
+        // As much of both: then fresh data goes.
+        arrive(&mut residents, 1_000..1_010, Insert::Filled);
+        assert!(!residents.fresh_return_more());
+    }
+
+    #[test]
+    fn data_that_is_scanned_again_stays_rather_than_fresh_data_that_is_not() {
+        let mut residents = residents();
+        assert!(!residents.read_return_more(), "nothing is known");
+        leave(&mut residents, 0..20);
+        arrive(&mut residents, 0..10, Insert::Prefetched);
+        assert!(!residents.read_return_more(), "these were fresh ones");
+        leave(&mut residents, 0..10);
+        arrive(&mut residents, 0..10, Insert::Prefetched);
+        assert!(residents.read_return_more());
+        assert!(!residents.fresh_return_more(), "no fault has waited for them");
+        // As much of the fresh data: then that stays.
+        arrive(&mut residents, 10..20, Insert::Filled);
+        assert!(!residents.read_return_more());
+    }
+
+    #[test]
+    fn what_comes_back_late_or_ahead_of_a_fault_does_not_count() {
+        let mut residents = residents();
+        leave(&mut residents, 0..20);
+        arrive(&mut residents, 0..10, Insert::Prefetched);
+        assert!(!residents.fresh_return_more());
+        leave(&mut residents, 100..100 + 2 * LIMIT);
+        arrive(&mut residents, 10..20, Insert::Filled);
+        assert!(!residents.fresh_return_more());
+    }
+
+    #[test]
+    fn a_page_that_was_read_counts_as_read_until_it_is_discarded() {
+        let mut residents = residents();
+        arrive(&mut residents, 0..10, Insert::Filled);
+        leave(&mut residents, 0..10);
+        arrive(&mut residents, 0..10, Insert::Filled);
+        assert!(!residents.fresh_return_more(), "these were no fresh ones");
+        (0..10).for_each(|page| residents.removed(PageId(page)));
+        leave(&mut residents, 0..10);
+        arrive(&mut residents, 0..10, Insert::Filled);
+        leave(&mut residents, 0..10);
+        assert!(residents.fresh_return_more(), "all of these, and half of those");
+    }
+
+    #[test]
+    fn a_page_that_the_kernel_filled_after_it_had_left_is_fresh() {
+        let mut residents = residents();
+        arrive(&mut residents, 0..8, Insert::Filled);
+        leave(&mut residents, 0..8);
+        leave(&mut residents, 0..8);
+        arrive(&mut residents, 0..8, Insert::Filled);
+        assert!(residents.fresh_return_more());
+    }
+
+    #[test]
+    fn pages_left_as_fresh_ones_until_they_are_read_or_a_limit_of_others_has_left() {
+        let mut residents = residents();
+        assert!(!residents.left_fresh(PageId(1)), "it has not left");
+        leave(&mut residents, 1..3);
+        assert!(residents.left_fresh(PageId(1)));
+        arrive(&mut residents, 1..2, Insert::Filled);
+        leave(&mut residents, 1..2);
+        assert!(!residents.left_fresh(PageId(1)), "it was read");
+        leave(&mut residents, 100..100 + 2 * LIMIT);
+        assert!(!residents.left_fresh(PageId(2)), "long ago");
+    }
+
+    #[test]
+    fn what_was_learnt_fades() {
+        let mut residents = residents();
+        leave(&mut residents, 0..LIMIT);
+        arrive(&mut residents, 0..LIMIT, Insert::Filled);
+        assert!(residents.fresh_return_more());
+        // From now on what was read returns, and fresh data does not.
+        for turn in 1..20 {
+            leave(&mut residents, 100 * turn..100 * turn + LIMIT / 2);
+            leave(&mut residents, 0..LIMIT / 4);
+            arrive(&mut residents, 0..LIMIT / 4, Insert::Filled);
+        }
+        assert!(!residents.fresh_return_more());
+    }
 
     #[test]
     fn fresh_pages_are_answered_by_chunks() {

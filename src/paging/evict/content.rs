@@ -33,7 +33,6 @@ pub(in crate::paging) fn choose(
         for other in memory.table().pages_of_chunk(chunk).filter(|other| *other != page) {
             let word = memory.word(other).load();
             if word.state() == State::Resident && word.pins() == 0 {
-                residents.unlist(other);
                 residents.bypassed(other);
                 victims.push(other);
             }
@@ -70,7 +69,7 @@ pub(in crate::paging) fn take_victim(
             continue;
         }
         if listed == Listed::Yes {
-            memory.policy().lock().unlist(page);
+            memory.policy().lock().bypassed(page);
         }
         if word.pins() == 0 {
             return Some(leaving);

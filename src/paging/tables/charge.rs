@@ -8,17 +8,15 @@ use crate::base::units::{ByteCount, PageCount, PageId, SlotCount};
 use crate::limit::manager::MemoryManager;
 use crate::paging::page::chunks::{CHUNK, ChunkId};
 use crate::paging::page::word::Word;
-use crate::paging::page::{CHUNK_LEN, CHUNK_PAGES, PAGE};
+use crate::paging::page::{CHUNK_PAGES, PAGE};
 use crate::paging::pager::memory::RegionMemory;
 use crate::paging::pager::slot_store::SlotStore;
-use crate::paging::table_sizes::{
-    BLOCK_PAGES, BLOCK_TABLES, CHUNK_TABLE, CHUNK_WORDS, RESIDENT_TABLES, SLOT_GROUP_TABLES,
-    SLOTS_READY,
-};
-use crate::paging::tables::{BLOCK_CHUNKS, Tables, clear_bit, has_bit};
+use crate::paging::table_sizes::{RESIDENT_TABLES, SLOT_GROUP_TABLES, SLOTS_READY};
+use crate::paging::tables::{SpanCharges, Tables};
 use crate::store::slots::GROUP_SLOTS;
 use crate::sys::signals::SignalsBlocked;
 use crate::sys::vm::Piece;
+use std::ops::Range;
 
 /// While tables of slots take less than this part of the limit, there may be more of them, so that long runs are found,
 /// and they stay while slots are in use. Charged and given back in turns, they made pages leave each time: without that a
@@ -76,13 +74,13 @@ impl Tables {
     }
 
     /// Charges what follows from the limit, as far as there is room now; gives back what a limit that
-    /// was lowered needs no more. What the policy has ever listed stays charged. For the evictor.
+    /// was lowered needs no more. What the policy's lists were seen to take stays charged. For the evictor.
     pub(in crate::paging) fn count_of_limit(&self, memory: &RegionMemory) {
-        let listed = memory.policy().lock().resident().0;
+        let listed = memory.policy().lock().list_numbers();
         let listed_max = self.listed_max.fetch_max(listed, Ordering::Relaxed).max(listed);
-        let pages = (memory.budget().limit().0 / PAGE as u64).max(listed_max);
-        let pages = pages.min(memory.table().page_count().0);
-        let bytes = (pages * RESIDENT_TABLES).next_multiple_of(PAGE as u64);
+        let pages = memory.budget().limit().0 / PAGE as u64;
+        let numbers = pages.min(memory.table().page_count().0).max(listed_max);
+        let bytes = (numbers * RESIDENT_TABLES).next_multiple_of(PAGE as u64);
         let counted = self.of_limit.load(Ordering::Relaxed);
         if bytes > counted && memory.budget().try_charge(ByteCount(bytes - counted)) {
             self.of_limit.store(bytes, Ordering::Relaxed);
@@ -118,66 +116,62 @@ impl Tables {
         freed
     }
 
-    /// Gives back the tables of a chunk, and of the block that it is the last of.
+    /// Gives back the tables of a chunk, and of the spans of the policy that it is the last of.
     fn release_spans_of(&self, memory: &RegionMemory, chunk: ChunkId) -> u64 {
         let mut freed = 0;
-        if self.frees_page_tables && has_bit(&self.chunks, chunk.0) {
-            freed += self.release_span(memory, chunk, chunk.0, 1, || {
+        if self.frees_page_tables {
+            freed += self.release_span(memory, chunk, &self.page_tables, |_| {
                 let piece = Piece::new(memory.table().chunk_addr(chunk), CHUNK);
-                if !memory.mapper().owns(piece.start(), CHUNK) {
-                    return 0;
-                }
                 // SAFETY: nothing is mapped in the chunk: all its words are `Empty`, it is closed,
                 // and nobody can change that while it is latched.
-                let dropped = unsafe { memory.mapper().discard(&[piece]) }.is_ok();
-                if dropped && clear_bit(&self.chunks, chunk.0) { CHUNK_TABLE } else { 0 }
+                memory.mapper().owns(piece.start(), CHUNK)
+                    && unsafe { memory.mapper().discard(&[piece]) }.is_ok()
             });
         }
-        if has_bit(&self.words, chunk.0) {
-            freed += self.release_span(memory, chunk, chunk.0, 1, || {
-                let first = chunk.0 * CHUNK_PAGES;
-                memory.policy().lock().released(PageId(first as u64), CHUNK_LEN);
-                let words = first..first + CHUNK_PAGES;
-                // SAFETY: all of these words are `Empty`, which is zero, and nobody changes one
-                // that is before it has entered its chunk, which is latched.
-                let dropped = unsafe { memory.table().drop_words(words) }.is_ok();
-                if dropped && clear_bit(&self.words, chunk.0) { CHUNK_WORDS } else { 0 }
-            });
+        freed += self.release_span(memory, chunk, &self.words, |pages| {
+            // SAFETY: all of these words are `Empty`, which is zero, and nobody changes one
+            // that is before it has entered its chunk, which is latched.
+            unsafe { memory.table().drop_words(pages) }.is_ok()
+        });
+        if self.words.has(chunk) {
+            return freed;
         }
-        let block = chunk.0 / BLOCK_CHUNKS;
-        let first = block * BLOCK_CHUNKS;
-        let in_use = |chunk: usize| chunk < self.count && has_bit(&self.words, chunk);
-        if has_bit(&self.blocks, block) && !(first..first + BLOCK_CHUNKS).any(in_use) {
-            freed += self.release_span(memory, chunk, first, BLOCK_CHUNKS, || {
-                let first = PageId(block as u64 * BLOCK_PAGES);
-                memory.policy().lock().released(first, PageCount(BLOCK_PAGES));
-                if clear_bit(&self.blocks, block) { BLOCK_TABLES } else { 0 }
+        for span in &self.of_policy {
+            freed += self.release_span(memory, chunk, span, |pages| {
+                let (first, count) = (PageId(pages.start as u64), PageCount(pages.len() as u64));
+                memory.policy().lock().released(first, count);
+                true
             });
         }
         freed
     }
 
-    /// Runs `release` while `count` chunks from `first` on are latched, if no page of them holds
-    /// anything; what it gave back is not charged any more then. `because` is looked at again later
+    /// Runs `release` while all chunks of the span that `chunk` is in are latched, if it is charged and no page of it holds
+    /// anything; returns the bytes that are not charged any more then. `chunk` is looked at again later
     /// if one of them is in use at this moment.
     fn release_span(
         &self,
         memory: &RegionMemory,
-        because: ChunkId,
-        first: usize,
-        count: usize,
-        release: impl FnOnce() -> u64,
+        chunk: ChunkId,
+        span: &SpanCharges,
+        release: impl FnOnce(Range<usize>) -> bool,
     ) -> u64 {
-        let end = (first + count).min(self.count);
+        let first = chunk.0 / span.chunks * span.chunks;
+        let end = (first + span.chunks).min(self.count);
+        let others_in_use = || (first..end).any(|at| at != chunk.0 && self.words.has(ChunkId(at)));
+        if !span.has(chunk) || others_in_use() {
+            return 0;
+        }
         let latched =
             (first..end).take_while(|at| memory.chunks().latch_unentered(ChunkId(*at))).count();
         let is_whole = first + latched == end;
-        let mut pages = first * CHUNK_PAGES..end * CHUNK_PAGES;
+        let pages = first * CHUNK_PAGES..end * CHUNK_PAGES;
         let is_empty = |page: usize| memory.word(PageId(page as u64)).load() == Word::EMPTY;
-        let bytes = if is_whole && pages.all(is_empty) { release() } else { 0 };
+        let is_released = is_whole && pages.clone().all(is_empty) && release(pages);
+        let bytes = if is_released { span.clear(chunk) } else { 0 };
         (first..first + latched).for_each(|at| memory.chunks().unlatch_closed(ChunkId(at)));
         if !is_whole && memory.chunks().is_busy(ChunkId(first + latched)) {
-            self.note_emptied(because);
+            self.note_emptied(chunk);
         }
         self.of_pages.fetch_sub(bytes, Ordering::Relaxed);
         memory.budget().uncharge(ByteCount(bytes));

@@ -7,11 +7,13 @@
 //! | span | of it | bytes |
 //! |---|---|---|
 //! | chunk, 512 pages | the kernel's page table | 4 KiB |
-//! | chunk | page words; the policy's words | 8 KiB |
-//! | block, 8 chunks | the policy's tags; notes of returns | 8 KiB |
+//! | chunk | page words | 4 KiB |
+//! | pair of chunks | the policy's words | 4 KiB |
+//! | block, 8 chunks | the policy's tags | 4 KiB |
 //! | slot group, 512 slots | hashes; bits of the slot map | 4,608 |
 //!
-//! and 4 bytes a page that fits into the limit (the policy's main set).
+//! and 4 bytes a page that fits into the limit (the policy's lists), or what the lists take if that is more: 12 for a
+//! page in a queue.
 //!
 //! An allocation is refused if the tables of all that is allocated, each page touched and stored,
 //! could take more than half of the limit: then there is always room to evict for a table, and a
@@ -32,56 +34,80 @@ use crate::base::error::Result;
 use crate::base::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::base::units::{ByteCount, PageCount};
 use crate::meta::LazyArray;
-use crate::paging::page::CHUNK_PAGES;
+use crate::paging::page::CHUNK_LEN;
 use crate::paging::page::chunks::{CHUNK, ChunkId};
-use crate::paging::table_sizes::{BLOCK_PAGES, BLOCK_TABLES, CHUNK_TABLE, CHUNK_WORDS};
+use crate::paging::table_sizes::{CHUNK_TABLE, OF_POLICY, Span, WORDS};
 
-/// Chunks of a block.
-const BLOCK_CHUNKS: usize = BLOCK_PAGES as usize / CHUNK_PAGES;
-
-/// Charges for a region's tables.
+/// A kind of span, and a bit for each of a region: its tables are charged.
 #[derive(Debug)]
-pub(in crate::paging) struct Tables {
-    count: usize,
-    /// A bit per chunk: its page table is charged; its words are; and a bit per block.
-    chunks: LazyArray<AtomicU64>,
-    words: LazyArray<AtomicU64>,
-    blocks: LazyArray<AtomicU64>,
-    /// A bit per chunk: pages of it were discarded, and its tables may hold nothing.
-    emptied: LazyArray<AtomicU64>,
-    any_emptied: AtomicBool,
-    /// Words of `emptied` that may have a bit.
-    emptied_words: AtomicUsize,
-    /// Bytes charged for chunks and blocks.
-    of_pages: AtomicU64,
-    /// Bytes charged for slots.
-    of_slots: AtomicU64,
-    /// Bytes charged for the policy's main set.
-    of_limit: AtomicU64,
-    /// Maximum number of pages that the policy was seen to list.
-    listed_max: AtomicU64,
-    /// The kernel frees the page table of a range that is dropped.
-    frees_page_tables: bool,
+struct SpanCharges {
+    chunks: usize,
+    bytes: u64,
+    charged: LazyArray<AtomicU64>,
+}
+
+impl SpanCharges {
+    /// In a region of `count` chunks.
+    fn new((pages, bytes): Span, count: usize) -> Result<SpanCharges> {
+        let chunks = (pages / CHUNK_LEN.0) as usize;
+        Ok(SpanCharges { chunks, bytes, charged: bits(count.div_ceil(chunks))? })
+    }
+
+    /// The word and the bit of the span that a chunk is in.
+    fn bit(&self, chunk: ChunkId) -> (&AtomicU64, u64) {
+        bit(&self.charged, chunk.0 / self.chunks)
+    }
+
+    /// True if its tables are charged.
+    fn has(&self, chunk: ChunkId) -> bool {
+        let (word, bit) = self.bit(chunk);
+        word.load(Ordering::Relaxed) & bit != 0
+    }
+
+    /// Notes that its tables are charged; returns how many bytes this call noted.
+    fn note(&self, chunk: ChunkId) -> u64 {
+        let (word, bit) = self.bit(chunk);
+        if word.fetch_or(bit, Ordering::Relaxed) & bit == 0 { self.bytes } else { 0 }
+    }
+
+    /// Notes that they are not any more; returns how many bytes this call noted.
+    fn clear(&self, chunk: ChunkId) -> u64 {
+        let (word, bit) = self.bit(chunk);
+        if word.fetch_and(!bit, Ordering::Relaxed) & bit != 0 { self.bytes } else { 0 }
+    }
 }
 
 fn bits(count: usize) -> Result<LazyArray<AtomicU64>> {
     LazyArray::new(count.div_ceil(64))
 }
 
-fn has_bit(bits: &LazyArray<AtomicU64>, at: usize) -> bool {
-    bits[at / 64].load(Ordering::Relaxed) & (1 << (at % 64)) != 0
+/// The word that a bit is in, and the bit.
+fn bit(bits: &LazyArray<AtomicU64>, at: usize) -> (&AtomicU64, u64) {
+    (&bits[at / 64], 1 << (at % 64))
 }
 
-/// Sets a bit; returns whether this call did.
-fn set_bit(bits: &LazyArray<AtomicU64>, at: usize) -> bool {
-    let bit = 1 << (at % 64);
-    bits[at / 64].fetch_or(bit, Ordering::Relaxed) & bit == 0
-}
-
-/// Clears a bit; returns whether this call did.
-fn clear_bit(bits: &LazyArray<AtomicU64>, at: usize) -> bool {
-    let bit = 1 << (at % 64);
-    bits[at / 64].fetch_and(!bit, Ordering::Relaxed) & bit != 0
+/// Charges for a region's tables.
+#[derive(Debug)]
+pub(in crate::paging) struct Tables {
+    count: usize,
+    page_tables: SpanCharges,
+    words: SpanCharges,
+    of_policy: [SpanCharges; OF_POLICY.len()],
+    /// A bit per chunk: pages of it were discarded, and its tables may hold nothing.
+    emptied: LazyArray<AtomicU64>,
+    any_emptied: AtomicBool,
+    /// Words of `emptied` that may have a bit.
+    emptied_words: AtomicUsize,
+    /// Bytes charged for spans.
+    of_pages: AtomicU64,
+    /// Bytes charged for slots.
+    of_slots: AtomicU64,
+    /// Bytes charged for the policy's lists.
+    of_limit: AtomicU64,
+    /// Maximum number of [numbers](crate::paging::evict::policy::Policy::list_numbers) that the policy was seen to list.
+    listed_max: AtomicU64,
+    /// The kernel frees the page table of a range that is dropped.
+    frees_page_tables: bool,
 }
 
 impl Tables {
@@ -89,9 +115,12 @@ impl Tables {
         let chunks = span / CHUNK;
         Ok(Tables {
             count: chunks,
-            chunks: bits(chunks)?,
-            words: bits(chunks)?,
-            blocks: bits(chunks.div_ceil(BLOCK_CHUNKS))?,
+            page_tables: SpanCharges::new((CHUNK_LEN.0, CHUNK_TABLE), chunks)?,
+            words: SpanCharges::new(WORDS, chunks)?,
+            of_policy: [
+                SpanCharges::new(OF_POLICY[0], chunks)?,
+                SpanCharges::new(OF_POLICY[1], chunks)?,
+            ],
             emptied: bits(chunks)?,
             any_emptied: AtomicBool::new(false),
             emptied_words: AtomicUsize::new(0),
@@ -109,33 +138,32 @@ impl Tables {
         ByteCount(all.iter().map(|bytes| bytes.load(Ordering::Relaxed)).sum())
     }
 
-    /// Maximum number of pages that the policy was seen to list, whose tables stay charged.
+    /// Pages of the main set, with whose numbers the policy's lists would take what they were seen to take: that stays charged.
     pub(in crate::paging) fn listed_max(&self) -> PageCount {
         PageCount(self.listed_max.load(Ordering::Relaxed))
     }
 
     /// Notes that pages of a chunk were discarded.
     pub(in crate::paging) fn note_emptied(&self, chunk: ChunkId) {
-        if set_bit(&self.emptied, chunk.0) {
+        let (word, bit) = bit(&self.emptied, chunk.0);
+        if word.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
             self.emptied_words.fetch_max(chunk.0 / 64 + 1, Ordering::Relaxed);
             // Pairs with the acquire in `release_tables`: the bit is seen.
             self.any_emptied.store(true, Ordering::Release);
         }
     }
 
+    fn spans(&self) -> impl Iterator<Item = &SpanCharges> {
+        [&self.page_tables, &self.words].into_iter().chain(&self.of_policy)
+    }
+
     fn needs(&self, chunk: ChunkId) -> u64 {
-        let missing = |charged: bool, bytes: u64| if charged { 0 } else { bytes };
-        missing(has_bit(&self.chunks, chunk.0), CHUNK_TABLE)
-            + missing(has_bit(&self.words, chunk.0), CHUNK_WORDS)
-            + missing(has_bit(&self.blocks, chunk.0 / BLOCK_CHUNKS), BLOCK_TABLES)
+        self.spans().filter(|span| !span.has(chunk)).map(|span| span.bytes).sum()
     }
 
     /// Notes that a chunk's tables are charged; returns how many bytes this call noted.
     fn note(&self, chunk: ChunkId) -> u64 {
-        let noted = |set: bool, bytes: u64| if set { bytes } else { 0 };
-        let bytes = noted(set_bit(&self.chunks, chunk.0), CHUNK_TABLE)
-            + noted(set_bit(&self.words, chunk.0), CHUNK_WORDS)
-            + noted(set_bit(&self.blocks, chunk.0 / BLOCK_CHUNKS), BLOCK_TABLES);
+        let bytes = self.spans().map(|span| span.note(chunk)).sum();
         self.of_pages.fetch_add(bytes, Ordering::Relaxed);
         bytes
     }

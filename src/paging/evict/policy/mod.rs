@@ -24,6 +24,7 @@
 pub(in crate::paging) mod bag;
 pub(in crate::paging) mod events;
 pub(in crate::paging) mod pages;
+pub(in crate::paging) mod queues;
 pub(in crate::paging) mod tenure;
 #[cfg(test)]
 mod tests;
@@ -69,11 +70,11 @@ pub struct Policy {
 impl Policy {
     /// Builds the policy of a region of `pages` pages of which about `resident` fit into RAM.
     ///
-    /// Its memory is mappings of up to 13 bytes a page that take RAM only for pages ever
-    /// inserted.
+    /// Its memory is mappings of up to 5 bytes a page that take RAM only for pages ever
+    /// inserted, and 4 to 12 more for those that were listed at once.
     ///
     /// # Errors
-    /// [`BadRange`](crate::Error::BadRange) for 2^32 pages or more, [`Os`](crate::Error::Os) when the
+    /// [`BadRange`](crate::Error::BadRange) for 2^31 - 1 pages or more, [`Os`](crate::Error::Os) when the
     /// kernel refuses the mapping.
     pub fn new(pages: PageCount, resident: PageCount) -> Result<Policy> {
         let pages = PolicyPages::new(pages)?;
@@ -109,12 +110,30 @@ impl Policy {
         }
     }
 
-    /// Notes that a page which was never on the lists is on its way out, as if it had come in and
-    /// been named at once. A page on the lists stays there.
+    /// Notes that a page is on its way out that the policy has not named. One that was on no list counts as fresh.
     pub fn bypassed(&mut self, page: PageId) {
-        if !self.pages.place(page).is_resident() {
-            self.pages.set_place(page, Place::SmallVictim);
+        let is_listed = self.pages.place(page).is_resident();
+        let was_read = is_listed && self.pages.was_read(page);
+        if is_listed {
+            self.order.unlink(&mut self.pages, page);
         }
+        self.pages.set_place(page, Place::SmallVictim);
+        self.pages.set_read(page, was_read);
+    }
+
+    /// True if a page that the policy remembers was read when it came in.
+    pub(in crate::paging) fn was_read(&self, page: PageId) -> bool {
+        self.pages.was_read(page)
+    }
+
+    /// How many pages have left since a page did that is remembered.
+    pub(in crate::paging) fn absence(&self, page: PageId) -> Option<u64> {
+        self.order.absence(&self.pages, page)
+    }
+
+    /// Numbers of 32 bits that the lists take.
+    pub(in crate::paging) fn list_numbers(&self) -> u64 {
+        self.order.numbers()
     }
 
     /// Forgets a page whose contents were dropped, wherever it is.

@@ -1,24 +1,25 @@
-//! The policy's record of a page: where it is, its neighbours there, how often it came back.
+//! The policy's record of a page: where it is, how often it came back, whether it was read.
 //!
-//! [`PolicyPages`] holds nine bytes for every page ever seen; [`List`]s are threaded through it, so
-//! that moving a page is O(1) and allocates nothing. Uses `meta`.
+//! [`PolicyPages`] holds five bytes for every page ever seen. Uses `meta`.
 //!
 //! # Invariants
-//! 1. A page whose place is `Small`, `Main` or `Cold` is on exactly the one list (or in the one
-//!    [`Bag`](crate::paging::evict::policy::bag::Bag)) that the policy keeps for that place; no other page is on any.
-//! 2. The word of a page on a list holds its neighbours; in a bag, its position; of a ghost, the
-//!    time it left.
+//! 1. A page whose place is `Small`, `Main` or `Cold` is in exactly the one [`queue`](crate::paging::evict::policy::queues::PageQueues)
+//!    or [`Bag`](crate::paging::evict::policy::bag::Bag) that the policy keeps for that place; no other page is in any.
+//! 2. The number in the word of such a page is its position there; in that of a ghost, the time it left.
 
 use crate::base::error::{Error, Result};
 use crate::base::units::{PageCount, PageId};
 use crate::meta::LazyArray;
 use std::fmt;
 
-/// No page: the end of a list.
-const NONE: u32 = u32::MAX;
+/// In the word of a page that is listed, a victim or a ghost: its content was read from the store when it came in.
+const READ: u32 = 1 << 31;
 
-/// Maximum number of pages of a region: all that 32 bits name, but for [`NONE`].
-const PAGES_MAX: u64 = u32::MAX as u64;
+/// Times in words are modulo this.
+const TIMES: u64 = READ as u64;
+
+/// Maximum number of pages of a region: each may have a node in the queues, and each queue has one.
+const PAGES_MAX: u64 = READ as u64 - QUEUES.len() as u64;
 
 /// Maximum number of rewards that are remembered of a page.
 const CREDIT_MAX: u8 = 3;
@@ -46,6 +47,9 @@ pub(super) enum Place {
     /// Named a victim from the main list and neither back nor gone yet.
     MainVictim,
 }
+
+/// The places that are queues.
+pub(super) const QUEUES: [Place; 2] = [Place::Small, Place::Cold];
 
 impl Place {
     /// True if the page is resident in the policy's eyes.
@@ -112,32 +116,10 @@ impl Tag {
     }
 }
 
-/// A list of pages, oldest to newest. Its links live in [`PolicyPages`].
-#[derive(Clone, Copy, Debug)]
-pub(super) struct List {
-    oldest: u32,
-    newest: u32,
-    len: u64,
-}
-
-impl List {
-    pub(super) const fn new() -> List {
-        List { oldest: NONE, newest: NONE, len: 0 }
-    }
-
-    pub(super) fn len(&self) -> u64 {
-        self.len
-    }
-
-    pub(super) fn oldest(&self) -> Option<PageId> {
-        page(self.oldest)
-    }
-}
-
 /// The state of every page of a region.
 pub(super) struct PolicyPages {
-    /// On a list: 63..32 newer neighbour | 31..0 older neighbour. Else see invariant 2.
-    words: LazyArray<u64>,
+    /// 31 see [`READ`] | 30..0 see invariant 2.
+    words: LazyArray<u32>,
     tags: LazyArray<u8>,
 }
 
@@ -147,7 +129,7 @@ impl PolicyPages {
     pub(super) fn new(pages: PageCount) -> Result<PolicyPages> {
         if pages.get() > PAGES_MAX {
             return Err(Error::BadRange {
-                reason: "an eviction policy keeps track of at most 2^32 - 1 pages".into(),
+                reason: "an eviction policy keeps track of at most 2^31 - 2 pages".into(),
             });
         }
         Ok(PolicyPages {
@@ -189,7 +171,7 @@ impl PolicyPages {
 
     /// Makes `page` a ghost that left at `time`. It keeps its credit, and no turns.
     pub(super) fn set_ghost(&mut self, page: PageId, time: u64) {
-        self.words[page.as_usize()] = time;
+        self.set_position(page, time % TIMES);
         let from_main = self.place(page) == Place::MainVictim;
         let ghost = if from_main { Place::MainGhost } else { Place::Ghost };
         let tag = self.tag(page);
@@ -209,10 +191,21 @@ impl PolicyPages {
         self.set_tag(page, self.tag(page).with_credit(0, 0));
     }
 
-    /// When `page` left, if it is a ghost.
-    pub(super) fn ghost_time(&self, page: PageId) -> Option<u64> {
+    /// How long before `now` the page left, if it is a ghost.
+    pub(super) fn absence(&self, page: PageId, now: u64) -> Option<u64> {
         let is_ghost = matches!(self.place(page), Place::Ghost | Place::MainGhost);
-        is_ghost.then(|| self.words[page.as_usize()])
+        is_ghost.then(|| now.wrapping_sub(self.position(page)) % TIMES)
+    }
+
+    /// True if the page, which is not `Unknown`, was read when it came in.
+    pub(super) fn was_read(&self, page: PageId) -> bool {
+        self.words[page.as_usize()] & READ != 0
+    }
+
+    /// Notes whether the page, which is not `Unknown`, was read when it came in.
+    pub(super) fn set_read(&mut self, page: PageId, read: bool) {
+        let word = &mut self.words[page.as_usize()];
+        *word = *word & !READ | if read { READ } else { 0 };
     }
 
     /// Rewards `page` for having been touched while it was a victim: one turn more than last
@@ -241,67 +234,19 @@ impl PolicyPages {
 
     /// Puts `page`, which is on no list, at a position of an array, whose place is `place`.
     pub(super) fn place_at(&mut self, page: PageId, position: u64, place: Place) {
-        self.words[page.as_usize()] = position;
+        self.set_position(page, position);
         self.set_place(page, place);
     }
 
-    /// The position that `place_at` noted last for `page`, which is still there.
+    /// The position that was noted last for `page`, which is still there.
     pub(super) fn position(&self, page: PageId) -> u64 {
-        self.words[page.as_usize()]
+        u64::from(self.words[page.as_usize()] & !READ)
     }
 
-    /// Puts `page`, which is on no list, at the new end of `list`, whose place is `place`.
-    pub(super) fn push_newest(&mut self, list: &mut List, page: PageId, place: Place) {
-        assert!(!self.place(page).is_resident(), "{page} is on a list: {:?}", self.place(page));
-        assert!(place.is_resident(), "{place:?} has no list");
-        let older = list.newest;
-        self.words[page.as_usize()] = u64::from(NONE) << 32 | u64::from(older);
-        match older {
-            NONE => list.oldest = index(page),
-            _ => self.set_newer(older, index(page)),
-        }
-        list.newest = index(page);
-        list.len += 1;
-        self.set_place(page, place);
-    }
-
-    /// Takes `page`, a member of `list`, off it. Its place is `Unknown` then.
-    pub(super) fn unlink(&mut self, list: &mut List, page: PageId) {
-        assert!(self.place(page).is_resident(), "{page} is on no list: {:?}", self.place(page));
-        let (older, newer) = self.neighbours(page);
-        match older {
-            NONE => list.oldest = newer,
-            _ => self.set_newer(older, newer),
-        }
-        match newer {
-            NONE => list.newest = older,
-            _ => self.set_older(newer, older),
-        }
-        list.len -= 1;
-        self.set_place(page, Place::Unknown);
-    }
-
-    /// Takes the oldest member off `list`.
-    pub(super) fn pop_oldest(&mut self, list: &mut List) -> Option<PageId> {
-        let page = list.oldest()?;
-        self.unlink(list, page);
-        Some(page)
-    }
-
-    /// The older and the newer neighbour.
-    fn neighbours(&self, page: PageId) -> (u32, u32) {
-        let word = self.words[page.as_usize()];
-        (word as u32, (word >> 32) as u32)
-    }
-
-    fn set_older(&mut self, of: u32, older: u32) {
-        let word = &mut self.words[of as usize];
-        *word = *word >> 32 << 32 | u64::from(older);
-    }
-
-    fn set_newer(&mut self, of: u32, newer: u32) {
-        let word = &mut self.words[of as usize];
-        *word = u64::from(newer) << 32 | u64::from(*word as u32);
+    /// Notes the position of `page`, whose place stays.
+    pub(super) fn set_position(&mut self, page: PageId, position: u64) {
+        let word = &mut self.words[page.as_usize()];
+        *word = *word & READ | position as u32;
     }
 
     fn tag(&self, page: PageId) -> Tag {
@@ -319,40 +264,9 @@ impl fmt::Debug for PolicyPages {
     }
 }
 
-/// The page's index; it fits because `PolicyPages` has at most [`PAGES_MAX`] of them.
-fn index(page: PageId) -> u32 {
-    page.get() as u32
-}
-
-fn page(index: u32) -> Option<PageId> {
-    (index != NONE).then(|| PageId(u64::from(index)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn drain(pages: &mut PolicyPages, list: &mut List) -> Vec<u64> {
-        let mut order = Vec::new();
-        while let Some(page) = list.oldest() {
-            pages.unlink(list, page);
-            order.push(page.get());
-        }
-        order
-    }
-
-    #[test]
-    fn a_list_keeps_its_order_through_insertions_and_removals() {
-        let mut pages = PolicyPages::new(PageCount(10)).expect("small");
-        let mut list = List::new();
-        for page in [3, 4, 2, 0] {
-            pages.push_newest(&mut list, PageId(page), Place::Small);
-        }
-        pages.unlink(&mut list, PageId(4));
-        assert_eq!(list.len(), 3);
-        assert_eq!(drain(&mut pages, &mut list), [3, 2, 0]);
-        assert_eq!(list.len(), 0);
-    }
 
     #[test]
     fn credit_grows_with_every_return_and_outlives_the_eviction_without_turns() {
@@ -366,20 +280,20 @@ mod tests {
         pages.reward(page, 3);
         assert_eq!(turns(&mut pages), 3);
         pages.reward(page, 3);
-        pages.set_ghost(page, 77);
-        assert_eq!(pages.ghost_time(page), Some(77));
+        pages.set_ghost(page, TIMES + 77);
+        assert_eq!(pages.absence(page, TIMES + 80), Some(3));
         assert_eq!(turns(&mut pages), 0);
         pages.reward_refault(page);
         assert_eq!(turns(&mut pages), 7);
-        assert_eq!(pages.ghost_time(page), Some(77));
+        assert_eq!(pages.absence(page, 2 * TIMES), Some(TIMES - 77));
         pages.lose_credit(page);
         pages.reward_refault(page);
         assert_eq!(turns(&mut pages), 1);
     }
 
     #[test]
-    fn a_region_of_more_pages_than_32_bits_name_is_refused() {
-        let error = PolicyPages::new(PageCount(1 << 32)).expect_err("one too many");
+    fn a_region_of_more_pages_than_31_bits_name_is_refused() {
+        let error = PolicyPages::new(PageCount((1 << 31) - 1)).expect_err("one too many");
         assert!(matches!(error, Error::BadRange { .. }), "{error}");
     }
 }

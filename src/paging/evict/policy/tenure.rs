@@ -27,7 +27,8 @@ use crate::base::error::Result;
 use crate::base::units::{PageCount, PageId};
 use crate::paging::evict::policy::bag::Bag;
 use crate::paging::evict::policy::events::{Hint, Insert};
-use crate::paging::evict::policy::pages::{List, Place, PolicyPages};
+use crate::paging::evict::policy::pages::{Place, PolicyPages};
+use crate::paging::evict::policy::queues::PageQueues;
 
 /// Turns a page can earn, at most, by being touched while it cools.
 ///
@@ -60,15 +61,14 @@ const HOT_PART: u64 = 4;
 /// See the module's documentation.
 #[derive(Debug)]
 pub(super) struct Tenure {
-    small: List,
+    /// Pages on probation; and those that a hint gave up, which go before all others.
+    queues: PageQueues,
     main: Bag,
-    /// Pages that a hint gave up; they go before all others.
-    cold: List,
     small_target: u64,
     resident_target: u64,
     /// Share of recent arrivals that were read ahead, of 256.
     ahead_share: i64,
-    /// Pages that became ghosts so far: the clock of [`PolicyPages::ghost_time`].
+    /// Pages that became ghosts so far: the clock of [`PolicyPages::absence`].
     time: u64,
     vitality: Vitality,
 }
@@ -77,7 +77,7 @@ impl Tenure {
     /// The refault distance of `page`, which is about to come in from the store; also learns from its
     /// return whether the main set is alive.
     fn refault_distance(&mut self, pages: &PolicyPages, page: PageId) -> Option<u64> {
-        let distance = self.time - pages.ghost_time(page)?;
+        let distance = self.absence(pages, page)?;
         let from_main = pages.place(page) == Place::MainGhost;
         if from_main && distance <= self.main.len() * ALIVE_MAIN_SETS {
             self.vitality.returned();
@@ -94,9 +94,9 @@ impl Tenure {
     /// arrival moves one at most, which is enough to keep up.
     fn publish(&mut self, pages: &mut PolicyPages) {
         let small = self.small_target();
-        if self.small.len() > small && self.main.len() + small < self.resident_target {
-            let page = self.small.oldest().expect("longer than its target, which is not negative");
-            pages.unlink(&mut self.small, page);
+        if self.small() > small && self.main.len() + small < self.resident_target {
+            let page = self.queues.pop(pages, Place::Small);
+            let page = page.expect("longer than its target, which is not negative");
             self.main.insert(pages, page);
         }
     }
@@ -118,9 +118,8 @@ impl Tenure {
     /// When the kernel refuses a mapping.
     pub(super) fn new(pages: &PolicyPages, resident: PageCount) -> Result<Tenure> {
         let mut order = Tenure {
-            small: List::new(),
+            queues: PageQueues::new(pages.count())?,
             main: Bag::new(pages.count())?,
-            cold: List::new(),
             small_target: 0,
             resident_target: 0,
             ahead_share: 0,
@@ -133,7 +132,22 @@ impl Tenure {
 
     /// Pages on the lists.
     pub(super) fn len(&self) -> u64 {
-        self.small.len() + self.main.len() + self.cold.len()
+        self.queues.total() + self.main.len()
+    }
+
+    /// Numbers of 32 bits that the lists take: one for each page, and its node's links.
+    pub(super) fn numbers(&self) -> u64 {
+        self.main.len() + 3 * self.queues.total()
+    }
+
+    /// Pages on probation.
+    fn small(&self) -> u64 {
+        self.queues.len(Place::Small)
+    }
+
+    /// How many pages have left since a ghost did.
+    pub(super) fn absence(&self, pages: &PolicyPages, page: PageId) -> Option<u64> {
+        pages.absence(page, self.time)
     }
 
     /// Lists a page that is on no list and no victim. Of a ghost it returns how many pages have left since this one did:
@@ -159,9 +173,10 @@ impl Tenure {
         if distance.is_some_and(|distance| distance <= self.main.len()) {
             self.main.insert(pages, page);
         } else {
-            pages.push_newest(&mut self.small, page, Place::Small);
+            self.queues.push(pages, page, Place::Small);
             self.publish(pages);
         }
+        pages.set_read(page, how != Insert::Fresh);
         returned
     }
 
@@ -183,8 +198,7 @@ impl Tenure {
     /// Takes a page off its list. Its place is `Unknown` then.
     pub(super) fn unlink(&mut self, pages: &mut PolicyPages, page: PageId) {
         match pages.place(page) {
-            Place::Small => pages.unlink(&mut self.small, page),
-            Place::Cold => pages.unlink(&mut self.cold, page),
+            Place::Small | Place::Cold => self.queues.remove(pages, page),
             Place::Main => self.main.remove(pages, page),
             other => unreachable!("{page} is not resident: {other:?}"),
         }
@@ -193,17 +207,17 @@ impl Tenure {
     /// Takes the next victim off its list and returns it with its place among victims; `None` only when
     /// no page is listed.
     pub(super) fn next(&mut self, pages: &mut PolicyPages) -> Option<(PageId, Place)> {
-        if let Some(page) = pages.pop_oldest(&mut self.cold) {
+        if let Some(page) = self.queues.pop(pages, Place::Cold) {
             return Some((page, Place::SmallVictim));
         }
-        if (self.vitality.is_probe_due() || self.small.len() == 0)
+        if (self.vitality.is_probe_due() || self.small() == 0)
             && let Some(page) = self.pick_main(pages)
         {
             self.main.remove(pages, page);
             self.vitality.left();
             return Some((page, Place::MainVictim));
         }
-        pages.pop_oldest(&mut self.small).map(|page| (page, Place::SmallVictim))
+        self.queues.pop(pages, Place::Small).map(|page| (page, Place::SmallVictim))
     }
 
     /// Lists a page, which was just unlinked, again, where a hint says.
@@ -211,7 +225,7 @@ impl Tenure {
         match hint {
             Hint::Cold => {
                 pages.forget(page);
-                pages.push_newest(&mut self.cold, page, Place::Cold);
+                self.queues.push(pages, page, Place::Cold);
             }
             Hint::WillNeed => {
                 pages.grant_turns(page, TURNS_MAX);

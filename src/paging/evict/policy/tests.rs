@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 const PAGES: u64 = 1_000;
 
 fn build(resident: u64) -> Policy {
-    Policy::new(PageCount(PAGES), PageCount(resident)).expect("13 kB can be mapped")
+    Policy::new(PageCount(PAGES), PageCount(resident)).expect("17 kB can be mapped")
 }
 
 fn insert(policy: &mut Policy, pages: impl IntoIterator<Item = u64>) {
