@@ -20,8 +20,9 @@ pub(in crate::paging) const OF_POLICY: [Span; 2] =
 /// All kinds of spans, with the page table among a chunk's.
 const SPANS: [Span; 3] = [(WORDS.0, WORDS.1 + CHUNK_TABLE), OF_POLICY[0], OF_POLICY[1]];
 
-/// Bytes of a slot's hash and its bits in the slot map, for a group.
-pub(in crate::paging) const SLOT_GROUP_TABLES: u64 = GROUP_SLOTS * 9;
+/// Bytes of a group of slots: hashes of 8 bytes; five bits of each slot in sets, one of them a fork's; and eight bytes of
+/// the sets' upper levels.
+pub(in crate::paging) const SLOT_GROUP_TABLES: u64 = GROUP_SLOTS * 8 + 5 * GROUP_SLOTS / 8 + 8;
 /// Bytes that the policy keeps of each page of its main set.
 pub(in crate::paging) const RESIDENT_TABLES: u64 = 4;
 

@@ -10,7 +10,7 @@
 //! | chunk | page words | 4 KiB |
 //! | pair of chunks | the policy's words | 4 KiB |
 //! | block, 8 chunks | the policy's tags | 4 KiB |
-//! | slot group, 512 slots | hashes; bits of the slot map | 4,608 |
+//! | slot group, 512 slots | hashes; bits of the slot map | 4,424 |
 //!
 //! and 4 bytes a page that fits into the limit (the policy's lists), or what the lists take if that is more: 12 for a
 //! page in a queue.
