@@ -164,7 +164,7 @@ impl Work {
             (true, Some(dir)) => builder.far_limit(self.limit(options)).dir(dir),
             (false, _) => {
                 // Blocks that are not written take address space, and room on a store, which few file systems have. Half
-                // of the limit has to have room for their tables, which nobody touches: 9.3 MiB a GiB.
+                // of the limit has to have room for their tables, which nobody touches: 8 MiB a GiB.
                 let (limit, room) = if options.paper { (32 << 10, 4 << 10) } else { (512, 64) };
                 let store = MemStore::new(ByteCount::gib(room)).map_err(Failure::of)?;
                 // As far away as memory is here: their Figure 9 is of a remote NUMA node.
