@@ -158,7 +158,7 @@ impl Work {
 
     fn start(self, options: &Options) -> Result<Heap> {
         let builder = Heap::builder().far_metadata(options.together);
-        let builder = builder.span(ByteCount::gib(if options.paper { 8 << 10 } else { 1 << 10 }));
+        let builder = builder.span(ByteCount::gib(if options.paper { 6 << 10 } else { 1 << 10 }));
         let builder = match (self.is_written(), &options.dir) {
             (true, None) => builder.far_limit(self.limit(options)),
             (true, Some(dir)) => builder.far_limit(self.limit(options)).dir(dir),

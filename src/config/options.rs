@@ -123,7 +123,7 @@ macro_rules! for_options {
             "the number of handler threads",
             { heap c count handlers, "`auto` or 1 to 64", "", "faults wait while processors idle" };
 
-        /// Up to 64 TiB. It costs no memory.
+        /// Up to 7 TiB. It costs no memory.
         ///
         /// Default: 1 TiB. Lower it where the address space is limited (`ulimit -v`), raise it when
         /// more data than that is alive at once.

@@ -9,8 +9,8 @@ use crate::store::Wipe;
 use crate::sys::vm::HUGE_PAGE;
 use std::time::Duration;
 
-/// The largest reservation: half of the 47-bit address space, so that the rest stays usable.
-const SPAN_MAX: ByteCount = ByteCount::gib(64 << 10);
+/// The largest reservation: the policy tells fewer pages than 8 TiB have apart.
+const SPAN_MAX: ByteCount = ByteCount::gib(7 << 10);
 
 /// How pages come and go.
 #[doc(hidden)]
@@ -168,7 +168,7 @@ impl RegionConfig {
             ));
         }
         if self.span < PAGE_SIZE || self.span > SPAN_MAX {
-            let reason = format!("{} is not from one page to 64 TiB", self.span);
+            let reason = format!("{} is not from one page to 7 TiB", self.span);
             return Err(Error::config("span", reason));
         }
         Ok(())
