@@ -54,8 +54,9 @@ const CHILD_PART: u64 = 6;
 /// After how long 1/TAKE_PART of the group is tried again.
 const LEFT_FOR: Duration = Duration::from_secs(1);
 const TAKE_PART: u64 = 64;
-/// A process that reads far memory has 1/ASK_PART of the group more at each look: a tenth in a second.
-const ASK_PART: u64 = STEP;
+/// A process that reads far memory asks for 1/ASK_PART of the group more than others keep, and gets up to half of that at
+/// each look.
+const ASK_PART: u64 = 128;
 /// It keeps about 1/KEPT_PART of what it has free for what it reads.
 const KEPT_PART: u64 = 16;
 
@@ -188,7 +189,10 @@ impl GroupShare {
     }
 
     /// Returns how many bytes this process may have, which had `claimed` so far; `ahead` of the group will be used at once.
-    fn look(&mut self, claimed: u64, ahead: u64) -> u64 {
+    ///
+    /// A process that asks goes on until the others give: they leave at least half of what it has, so it leaves no more than
+    /// that, but for a little. When it left half of what *they* have, it gave first, and got nothing from one that was idle.
+    fn look(&mut self, claimed: u64, ahead: u64, asks: bool) -> u64 {
         const LEAST: u64 = 1 << 20;
         self.usage.look();
         let is_tight = self.usage.used().0 > self.bytes.midpoint(self.share);
@@ -197,8 +201,10 @@ impl GroupShare {
         }
         let used = self.usage.used().0 + ahead;
         // Others may need some at once: a half of what they have, the kernel's tables included.
-        let others = (used.saturating_sub(claimed) + LEAST) / 2;
-        let most = self.bytes - others.min(self.bytes - self.share);
+        let others = used.saturating_sub(claimed);
+        let (others, asked) =
+            if asks { (others.min(claimed), self.bytes / ASK_PART) } else { (others, 0) };
+        let most = self.bytes - ((others + LEAST) / 2).min(self.bytes - self.share) + asked;
         let most = most.saturating_sub(self.left);
         if used <= most {
             return claimed + (most - used) / 2;
@@ -293,8 +299,8 @@ impl ProcessLimit {
         let is_read = std::mem::replace(&mut group.read, read) != read;
         // A region that is read keeps a little free under its limit, which it is not to lose by that.
         let kept = (region.limit().0 + taken).saturating_sub(claimed).min(charged / KEPT_PART);
-        let (kept, asked) = if is_read { (kept, group.bytes / ASK_PART) } else { (0, 0) };
-        let share = group.look(claimed + kept, claimed - resident.min(claimed)) + asked;
+        let kept = if is_read { kept } else { 0 };
+        let share = group.look(claimed + kept, claimed - resident.min(claimed), is_read);
         self.share.store(share, Ordering::Relaxed);
     }
 
