@@ -162,7 +162,7 @@ const METADATA: Run = Run {
     quick: &["--rounds", "3"],
     usual: &["--rounds", "1"],
     paper: &["--paper", "--rounds", "1"],
-    paper_minutes: 20,
+    paper_minutes: 15,
 };
 
 const COOPERATIVE: Run = Run {
@@ -202,7 +202,7 @@ const TIERS: Run = Run {
     ],
     usual: &["tpch", "separation", "cpp", "--rounds", "1"],
     paper: &["tpch", "separation", "cpp", "--paper", "--rounds", "1", "--passes", "5"],
-    paper_minutes: 40,
+    paper_minutes: 30,
 };
 
 /// The values of those labels that are known.
