@@ -168,8 +168,14 @@ impl StripedQueue {
     fn compute_rows(&mut self, index: usize) {
         let rebuild = &mut self.reads.rebuilds[index];
         let number = rebuild.piece.expect("it has begun");
-        let piece = self.reads.pieces[number];
+        let piece = &mut self.reads.pieces[number];
         let layout = *self.stripes.layout();
+        // Or part of what its server sends would be written over these rows, and the others be there first.
+        if rebuild.done + rebuild.rows < piece.count && std::mem::take(&mut piece.is_sent) {
+            let lane = layout.server(piece.place.span, piece.place.column);
+            self.lanes[lane].abandon(Errand::Piece(number).token());
+        }
+        let piece = *piece;
         for n in 0..rebuild.rows {
             let row = piece.place.row + (rebuild.done + n) as u64;
             self.reads.page.fill(0);

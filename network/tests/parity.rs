@@ -655,6 +655,58 @@ fn what_was_computed_is_computed_again_when_its_server_writes_over_it() {
     assert!(page.0 == right, "bytes of the server");
 }
 
+#[test]
+fn what_was_computed_is_not_written_over_by_part_of_an_answer() {
+    let (servers, addresses) = servers(5);
+    let client = striped(&addresses, 1, PATIENT);
+    let mut queue = client.open_queue(16).expect("a queue");
+    // As above.
+    let all: Vec<u64> = (0..16).collect();
+    write(&mut queue, &all, 1);
+    let reads = |server: usize| client.stats()[server].reads;
+    let before: Vec<u64> = (0..5).map(reads).collect();
+    check(&mut queue, &[0], 1);
+    let own = (0..5).find(|server| reads(*server) > before[*server]).expect("one was asked");
+    let mut memory = servers[own].control.memory();
+    memory[PAGE..].iter_mut().for_each(|byte| *byte ^= 1);
+    servers[own].control.set_memory(memory);
+    let (first, may_send) = (Arc::new(AtomicU64::new(u64::MAX)), Arc::new(AtomicBool::new(false)));
+    for (at, server) in servers.iter().enumerate() {
+        let (first, may_send) = (Arc::clone(&first), Arc::clone(&may_send));
+        server.control.plan(move |asked| {
+            let is_page = asked.command == READ && asked.offset > 0;
+            let row =
+                first.fetch_min(if is_page { asked.offset } else { u64::MAX }, Ordering::SeqCst);
+            if at == own && is_page {
+                while !may_send.load(Ordering::SeqCst) {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                return Plan::Half;
+            }
+            if is_page && asked.offset > row { Plan::Await } else { Plan::Answer }
+        });
+    }
+    let mut page = Page::of(0, 4 * PAGE);
+    push(&mut queue, 7, true, 0, &mut page);
+    let (start, mut end) = (Instant::now(), None);
+    let mut looks = 0;
+    while end.is_none() {
+        assert!(start.elapsed() < PATIENCE, "it hangs: {:?}", client.stats());
+        let mut done = |ended: NbdEnd| end = Some(ended.ending);
+        queue.wait(Duration::from_millis(5), &mut done).expect("a wait");
+        // Two are computed: now two come of the server's own, which are others.
+        may_send.fetch_or(client.stats()[own].rebuilt == 2, Ordering::SeqCst);
+        looks += u32::from(servers[own].control.has_sent_half());
+        if looks == 20 {
+            let others = servers.iter().enumerate().filter(|(at, _)| *at != own);
+            others.for_each(|(_, server)| server.control.let_go());
+        }
+    }
+    assert!(looks >= 20 && end == Some(Ending::Done), "{:?}", client.stats());
+    let right: Vec<u8> = (0..4).flat_map(|place| content(place, 1).0).collect();
+    assert!(page.0 == right, "bytes of the server");
+}
+
 /// Bytes that a server holds which are not zeros, but for its mark.
 fn held(server: &TestServer) -> usize {
     let memory = server.control.memory();

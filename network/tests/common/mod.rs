@@ -62,6 +62,8 @@ pub(crate) enum Plan {
     Twice,
     /// As it should be, once [`Control::let_go`] was called.
     Await,
+    /// Half of the answer, and the rest once [`Control::let_go`] was called.
+    Half,
     /// Chunks of this answer come between and after those of later ones.
     Later,
     /// An answer for another request.
@@ -99,6 +101,7 @@ pub(crate) struct Control {
     is_paused: AtomicBool,
     is_refusing: AtomicBool,
     is_let_go: AtomicBool,
+    has_sent_half: AtomicBool,
     is_ended: AtomicBool,
     requests: AtomicU64,
     /// Connections that were made, and how many of the first of them are not read any more.
@@ -160,6 +163,19 @@ impl Control {
     /// Goes on with the requests that wait for it.
     pub(crate) fn let_go(&self) {
         self.is_let_go.store(true, Ordering::SeqCst);
+    }
+
+    fn wait_until_let_go(&self) {
+        let is_over =
+            || self.is_let_go.load(Ordering::SeqCst) || self.is_ended.load(Ordering::SeqCst);
+        while !is_over() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// True if half of an answer was sent.
+    pub(crate) fn has_sent_half(&self) -> bool {
+        self.has_sent_half.load(Ordering::SeqCst)
     }
 
     pub(crate) fn memory(&self) -> Vec<u8> {
@@ -335,6 +351,7 @@ impl TestServer {
             is_paused: AtomicBool::new(false),
             is_refusing: AtomicBool::new(false),
             is_let_go: AtomicBool::new(false),
+            has_sent_half: AtomicBool::new(false),
             is_ended: AtomicBool::new(false),
             requests: AtomicU64::new(0),
             accepted: AtomicU64::new(0),
@@ -457,13 +474,7 @@ fn serve_one(
     let plan = (lock(&control.planner))(&asked);
     let range = asked.offset as usize..asked.offset as usize + asked.len as usize;
     match plan {
-        Plan::Await => {
-            while !control.is_let_go.load(Ordering::SeqCst)
-                && !control.is_ended.load(Ordering::SeqCst)
-            {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        }
+        Plan::Await => control.wait_until_let_go(),
         Plan::Slowly(ms) => std::thread::sleep(Duration::from_millis(ms)),
         Plan::Refuse(errno) => {
             stream.write_all(&simple(errno, asked.cookie))?;
@@ -505,8 +516,14 @@ fn serve_one(
     };
     if plan == Plan::Later {
         late.answers.push(parts);
-    } else {
-        parts.iter().try_for_each(|part| stream.write_all(part))?;
+        return Ok(true);
+    }
+    for (n, part) in parts.iter().enumerate() {
+        if plan == Plan::Half && n > 0 {
+            control.has_sent_half.store(true, Ordering::SeqCst);
+            control.wait_until_let_go();
+        }
+        stream.write_all(part)?;
     }
     Ok(true)
 }
