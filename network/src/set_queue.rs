@@ -39,6 +39,7 @@ use crate::seat::Seat;
 use crate::server::{NbdServer, ServerEvent};
 use crate::shared::ServerSet;
 use crate::sys::{self, Awaited, IoSlice};
+use crate::table_blocks::TableBlocks;
 use crate::wire::NbdCommand;
 use std::io;
 use std::sync::Arc;
@@ -82,6 +83,8 @@ struct NbdRequest {
     tried: Servers,
     /// Servers that may write it later.
     late: Servers,
+    /// Number of the table's witness when it was begun.
+    witness: u32,
     errno: i32,
     /// Its end is known: what is still under way is of no use.
     is_over: bool,
@@ -99,6 +102,7 @@ impl NbdRequest {
             done: 0,
             tried: 0,
             late: 0,
+            witness: 0,
             errno: libc::ENOTCONN,
             is_over: false,
         }
@@ -377,6 +381,7 @@ impl SetQueue {
         let Ok(is_copied) = self.shared.begin_write(offset, len) else {
             return self.requests.end(index, Ending::Late);
         };
+        self.requests.pending[index].witness = self.shared.table().map_or(0, TableBlocks::witness);
         let started = self.requests.pending[index].started;
         for (at, line) in self.lines.iter_mut().enumerate() {
             if is_copied != Some(at) && line.server.may_write(started) && line.is_ready() {
@@ -636,6 +641,11 @@ impl SetQueue {
             if pending.done != 0 {
                 // SAFETY: until its end is reported the caller of `push` leaves the buffers as they are.
                 unsafe { blocks.written(offset, len, self.requests.vectors.from(index, 0)) }
+                // Afterwards: who has changed it does not know of this write, or will look at it.
+                if blocks.witness() != pending.witness {
+                    (pending.done, pending.errno) = (0, libc::ECONNRESET);
+                    blocks.doubt(offset, len);
+                }
             } else if pending.late != 0 || pending.errno != libc::ENOTCONN {
                 blocks.doubt(offset, len); // It was sent.
             }

@@ -35,7 +35,8 @@
 //! # Flush
 //! A server that restarts may have lost what it acknowledged. `witness` is a connection which is made before the first write
 //! that counts and does nothing else: while it lives, so does the server. If it ends, what was written since the last flush
-//! is read again before the next one:
+//! is read again before the next one. A write that was sent before that and is answered later has failed: the answer may be
+//! the old server's.
 //!
 //! ```text
 //!   watched --FLUSH done--> watched
@@ -294,6 +295,7 @@ fn flush_by(link: &mut Link, set: &ServerSet) -> Result<(), i32> {
         if !is_connected {
             return Err(if server.is_taken() { libc::EBUSY } else { libc::ENOTCONN });
         }
+        blocks.change_witness();
         check_unflushed(set, blocks, link)?;
     }
     let (vectors, deadline) = (BufferTable::new(1, 1), Instant::now() + FLUSH_MAX);

@@ -5,7 +5,7 @@ mod certificates;
 mod common;
 
 use certificates::{Activated, Authority, nbdkit_tls};
-use common::{Announced, Dice, PATIENCE, Page, Plan, READ, TestServer, WRITE, run};
+use common::{Announced, Dice, PATIENCE, Page, Plan, READ, TestServer, WRITE, push, run};
 use farheap_nbd::{Client, Ending, MARK_LEN, NetworkError, ServerList};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
@@ -370,4 +370,34 @@ fn what_a_flush_has_promised_outlives_the_servers_power_and_nothing_stale_is_rea
     }
     println!("{flushes} flushes, {losses} that found something lost, {stale} stale blocks");
     assert!(flushes > 0 && losses + stale > 0, "it tests nothing");
+}
+
+#[test]
+fn an_answer_of_a_server_that_has_restarted_since_does_not_count() {
+    let server = server();
+    let client = open(&server, 7).expect("a table");
+    assert_eq!(client.flush(), Ok(()));
+    let before = server.control.memory();
+    let mut queue = client.open_queue(4).expect("a queue");
+    let mut pages = [Page::of(1, PAGE), Page::of(2, PAGE)];
+    for (token, page) in (0..).zip(&mut pages) {
+        push(&mut queue, token, false, START + token * PAGE as u64, page);
+    }
+    queue.submit();
+    // The first one's answer is on its way then: a connection's requests are served in their order.
+    let second = START as usize + PAGE;
+    until("the server has done both", || server.control.memory()[second] == 2);
+    server.control.kill(true);
+    server.control.set_memory(before);
+    server.control.revive();
+    until("it serves again", || client.flush() == Ok(()));
+    let mut ends = Vec::new();
+    while ends.len() < 2 {
+        queue.wait(Duration::from_millis(20), &mut |end| ends.push(end)).expect("a wait");
+    }
+    let flushed = client.flush();
+    for end in ends.iter().filter(|end| end.ending == Ending::Done) {
+        let is_there = server.control.memory()[end.offset as usize] == 1 + end.token as u8;
+        assert!(is_there || flushed.is_err(), "{end:?} was promised: {flushed:?}");
+    }
 }
