@@ -251,6 +251,14 @@ impl Table {
         }
         server.set_mark(&own.0[..MARK_LEN]);
         server.own(&mut link, run, deadline()).map_err(failed)?;
+        // What the last owner wrote and did not flush is read from now on, and is not known to be unflushed.
+        match flush_on(&mut link) {
+            FlightEnd::Done => {}
+            FlightEnd::Refused(errno) => return Err(failed(io::Error::from_raw_os_error(errno))),
+            FlightEnd::Unsent | FlightEnd::Lost => {
+                return Err(failed(io::ErrorKind::ConnectionAborted.into()));
+            }
+        }
         *lock(&self.mark) = Some(mark);
         Ok(())
     }
@@ -298,15 +306,19 @@ fn flush_by(link: &mut Link, set: &ServerSet) -> Result<(), i32> {
         blocks.change_witness();
         check_unflushed(set, blocks, link)?;
     }
-    let (vectors, deadline) = (BufferTable::new(1, 1), Instant::now() + FLUSH_MAX);
-    match run_with(link, &vectors, NbdCommand::Flush, 0, 0, deadline) {
-        Ok(FlightEnd::Done) => {
+    match flush_on(link) {
+        FlightEnd::Done => {
             blocks.unflushed().end(turn);
             Ok(())
         }
-        Ok(FlightEnd::Unsent) => Err(libc::ENOTCONN),
-        Ok(FlightEnd::Refused(_) | FlightEnd::Lost) | Err(_) => Err(libc::EIO),
+        FlightEnd::Unsent => Err(libc::ENOTCONN),
+        FlightEnd::Refused(_) | FlightEnd::Lost => Err(libc::EIO),
     }
+}
+
+fn flush_on(link: &mut Link) -> FlightEnd {
+    let (vectors, deadline) = (BufferTable::new(1, 1), Instant::now() + FLUSH_MAX);
+    run_with(link, &vectors, NbdCommand::Flush, 0, 0, deadline).unwrap_or(FlightEnd::Lost)
 }
 
 /// Looks whether the server that `link` is connected to has what was written and not flushed. `ESTALE`: it has not.

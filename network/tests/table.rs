@@ -401,3 +401,37 @@ fn an_answer_of_a_server_that_has_restarted_since_does_not_count() {
         assert!(is_there || flushed.is_err(), "{end:?} was promised: {flushed:?}");
     }
 }
+
+#[test]
+fn what_an_owner_has_read_is_durable_by_its_flush() {
+    let server = server();
+    let durable = Arc::new(Mutex::new(server.control.memory()));
+    let (control, of_server) = (Arc::clone(&server.control), Arc::clone(&durable));
+    server.control.plan(move |asked| {
+        if asked.command == 3 {
+            *of_server.lock().expect("unpoisoned") = control.memory();
+        }
+        Plan::Answer
+    });
+    let first = open(&server, 7).expect("a table");
+    assert_eq!(write(&first, 0, 5), Ending::Done);
+    assert_eq!(first.flush(), Ok(()));
+    assert_eq!(write(&first, 0, 6), Ending::Done, "not flushed");
+    drop(first);
+    let second = open(&server, 8).expect("closed");
+    assert_eq!(read(&second, 0), (Ending::Done, 6));
+    // The server had written the mark to its disk.
+    let head = 2 * MARK_LEN;
+    let mark_and_beat = server.control.memory()[..head].to_vec();
+    server.control.kill(true);
+    let pages = durable.lock().expect("unpoisoned")[head..].to_vec();
+    server.control.set_memory([mark_and_beat, pages].concat());
+    server.control.revive();
+    let mut flushed = Err(libc::ENOTCONN);
+    until("it serves again", || {
+        flushed = second.flush();
+        flushed != Err(libc::ENOTCONN)
+    });
+    let byte = server.control.memory()[START as usize];
+    assert!(flushed.is_err() || byte == 6, "{byte} is durable, and 6 was read");
+}
