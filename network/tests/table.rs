@@ -435,3 +435,36 @@ fn what_an_owner_has_read_is_durable_by_its_flush() {
     let byte = server.control.memory()[START as usize];
     assert!(flushed.is_err() || byte == 6, "{byte} is durable, and 6 was read");
 }
+
+#[test]
+fn the_last_beat_of_a_dead_owner_that_comes_late_is_no_sign_of_life() {
+    let server = server();
+    let owner = open(&server, 7).expect("a table");
+    let is_held = Arc::new(AtomicBool::new(false));
+    let of_server = Arc::clone(&is_held);
+    server.control.plan(move |asked| {
+        let is_beat = asked.command == WRITE && asked.offset == MARK_LEN as u64;
+        if is_beat && !of_server.swap(true, Ordering::SeqCst) { Plan::Hold } else { Plan::Answer }
+    });
+    until("a beat is held", || is_held.load(Ordering::SeqCst));
+    // Its process ends, as far as the server can tell.
+    let open_by_owner = server.control.memory()[..2 * MARK_LEN].to_vec();
+    drop(owner);
+    let mut memory = server.control.memory();
+    memory[..2 * MARK_LEN].copy_from_slice(&open_by_owner);
+    server.control.set_memory(memory);
+    let looks = Arc::new(AtomicU64::new(0));
+    let of_server = Arc::clone(&looks);
+    server.control.plan(move |asked| {
+        let is_look = asked.command == READ && asked.offset == 0;
+        of_server.fetch_add(u64::from(is_look), Ordering::SeqCst);
+        Plan::Answer
+    });
+    let opened = std::thread::scope(|scope| {
+        let opener = scope.spawn(|| open(&server, 8));
+        until("it has looked", || looks.load(Ordering::SeqCst) > 2);
+        assert_eq!(server.control.carry_out_held(), 1);
+        opener.join().expect("an opener")
+    });
+    assert!(opened.is_ok(), "{}", opened.err().map_or(String::new(), |error| error.to_string()));
+}
