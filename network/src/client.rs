@@ -455,15 +455,15 @@ impl Client {
             return Ok(());
         }
         let (set, mut result) = (&self.sets[0], Ok(()));
-        if let Some(blocks) = set.table() {
-            if !set.servers()[0].may_write(Instant::now()) {
-                return Err(libc::ENOTCONN);
-            }
-            blocks.discarded(offset, len);
-        }
         for from in (offset..offset + len).step_by(TRIM_LEN_MAX as usize) {
             let piece = TRIM_LEN_MAX.min(offset + len - from);
             set.check_range(from, piece);
+            if let Some(blocks) = set.table() {
+                if !set.servers()[0].may_write(Instant::now()) {
+                    return Err(libc::ENOTCONN);
+                }
+                blocks.discarded(from, piece);
+            }
             let servers = set.servers().iter().enumerate();
             for (at, server) in servers.filter(|(_, server)| server.export().can_trim()) {
                 let command = NbdCommand::Trim;

@@ -5,7 +5,7 @@ mod certificates;
 mod common;
 
 use certificates::{Activated, Authority, nbdkit_tls};
-use common::{Announced, Dice, PATIENCE, Page, Plan, READ, TestServer, WRITE, push, run};
+use common::{Announced, Dice, PATIENCE, Page, Plan, READ, TRIM, TestServer, WRITE, push, run};
 use farheap_nbd::{Client, Ending, MARK_LEN, NetworkError, ServerList};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
@@ -467,4 +467,34 @@ fn the_last_beat_of_a_dead_owner_that_comes_late_is_no_sign_of_life() {
         opener.join().expect("an opener")
     });
     assert!(opened.is_ok(), "{}", opened.err().map_or(String::new(), |error| error.to_string()));
+}
+
+#[test]
+fn a_long_trim_ends_with_the_lease() {
+    const PIECES: u64 = 9;
+    let server = TestServer::start(Announced { size: 64 << 20, ..Announced::default() });
+    let client = client_of(&server);
+    assert_eq!(client.find_table().expect("no table"), None);
+    client.take_table(START..48 << 20, Some(7)).expect("taken");
+    let trims = Arc::new(AtomicU64::new(0));
+    let of_server = Arc::clone(&trims);
+    server.control.plan(move |asked| {
+        of_server.fetch_add(u64::from(asked.command == TRIM), Ordering::SeqCst);
+        Plan::Answer
+    });
+    until("there is a connection for it", || {
+        client.trim(START, PAGE as u64) == Ok(()) && trims.load(Ordering::SeqCst) > 0
+    });
+    trims.store(0, Ordering::SeqCst);
+    let of_server = Arc::clone(&trims);
+    server.control.plan(move |asked| match asked.command {
+        TRIM => {
+            of_server.fetch_add(1, Ordering::SeqCst);
+            Plan::Slowly(1500) // All of them take longer than a lease.
+        }
+        READ => Plan::Refuse(5),
+        _ => Plan::Answer,
+    });
+    assert_eq!(client.trim(START, PIECES * (4 << 20)), Err(libc::ENOTCONN));
+    assert!(trims.load(Ordering::SeqCst) < PIECES, "another may have the table by then");
 }
