@@ -460,4 +460,35 @@ mod tests {
         assert_eq!(recent.note(2, at(215)), 4);
         assert_eq!(recent.note(1, at(900)), 1, "nobody has looked for longer than that");
     }
+
+    #[test]
+    fn a_process_that_reads_gets_memory_of_one_that_does_not_from_whatever_it_has() {
+        const MIB: u64 = 1 << 20;
+        let dir = tempfile::tempdir().expect("a directory");
+        let bytes = 128 * MIB;
+        // Resident memory of the one that reads, which is the heap's least and more.
+        for least in 9..24 {
+            let file = dir.path().join("memory.max");
+            let group = CgroupLimit { bytes: ByteCount(bytes), file, used: ByteCount::ZERO };
+            let use_of = |used: u64| {
+                std::fs::write(dir.path().join("memory.current"), used.to_string()).expect("room");
+                assert!(used < bytes, "{least}: the kernel ends a process");
+            };
+            let mut small = least * MIB;
+            let mut large = group.share().0 - small;
+            use_of(large + small);
+            let mut shares = [GroupShare::of(&group), GroupShare::of(&group)];
+            // As after a while in which the kernel has taken no files back.
+            shares.iter_mut().for_each(|share| share.left = 0);
+            let mut looks = 0;
+            while small < 32 * MIB {
+                large = large.min(shares[0].look(large, 0, false));
+                use_of(large + small);
+                small = shares[1].look(small, 0, true);
+                use_of(large + small);
+                looks += 1;
+                assert!(looks < 5_000, "{least}: it has {small} bytes, the other one {large}");
+            }
+        }
+    }
 }
