@@ -65,7 +65,7 @@ impl NetworkStore {
         };
         let mark = OwnSignature { pages: pages.clone(), run: Some(sys::random_u64()?) }.text();
         for at in 0..servers.addresses.len() {
-            take(&client, at, overwrite, mark.as_bytes())?;
+            take(&client, at, Use::Scratch { overwrite }, mark.as_bytes())?;
         }
         client.set_mark(mark.as_bytes());
         Ok(NetworkStore::new(client, pages, &servers.text))
@@ -84,10 +84,10 @@ impl NetworkStore {
         check_capacity(Path::new(&servers.text), capacity)?;
         let client = tended(Client::of_table(&servers, deadline))?;
         let found = client.find_table().map_err(unusable)?;
-        let pages = if let (Use::NewTable { overwrite }, Some(capacity)) = (what, capacity) {
+        let pages = if let (Use::NewTable { .. }, Some(capacity)) = (what, capacity) {
             let margin = pages_within(client.capacity(), true, capacity).start;
             client.require(capacity.0.saturating_add(2 * margin)).map_err(unusable)?;
-            take(&client, 0, overwrite, &[])?;
+            take(&client, 0, what, &[])?;
             margin..margin + capacity.0
         } else {
             let missing = "holds no table; `create` makes a new one";
@@ -127,7 +127,7 @@ fn tended(client: std::result::Result<Client, NetworkError>) -> Result<Client> {
 }
 
 /// Looks at an export, and begins it anew with `mark`.
-fn take(client: &Client, at: usize, overwrite: bool, mark: &[u8]) -> Result<()> {
+fn take(client: &Client, at: usize, what: Use, mark: &[u8]) -> Result<()> {
     let _ours = keep_local();
     let (len, name) = (client.export_len(), PathBuf::from(client.name_of(at)));
     let mut read = |into: &mut Buffer, offset: u64| {
@@ -137,10 +137,7 @@ fn take(client: &Client, at: usize, overwrite: bool, mark: &[u8]) -> Result<()> 
     };
     let holds = Contents::look_at(&mut read, true, len)
         .map_err(|errno| refused(&name, format!("cannot be read: {errno}")))?;
-    if !overwrite && !holds.is_free() {
-        let what_to_do = "name another one, or set `overwrite:on` if nobody needs that";
-        return Err(refused(&name, format!("holds {holds}, which would be lost; {what_to_do}")));
-    }
+    what.check(&name, &holds)?;
     let ends = [0..LOOKED_AT.min(len), tail(len)..len];
     client.begin_anew(at, ends.into_iter().filter(|_| !holds.is_free()), mark).map_err(unusable)
 }

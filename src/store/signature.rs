@@ -46,6 +46,27 @@ pub(crate) enum Use {
 }
 
 impl Use {
+    /// The option that would allow overwriting data, where it is off.
+    fn overwrite_option(self) -> Option<&'static str> {
+        match self {
+            Use::Scratch { overwrite: false } => Some("`overwrite:on`"),
+            Use::NewTable { overwrite: false } => Some("`overwrite`"),
+            _ => None,
+        }
+    }
+
+    /// Checks that this may take the place of what `path` holds.
+    ///
+    /// # Errors
+    /// The content, and how to allow overwriting it.
+    pub(super) fn check(self, path: &Path, holds: &Contents) -> Result<()> {
+        let Some(option) = self.overwrite_option().filter(|_| !holds.is_free()) else {
+            return Ok(());
+        };
+        let what_to_do = format!("name another one, or set {option} if nobody needs that");
+        Err(refused(path, format!("holds {holds}, which would be lost; {what_to_do}")))
+    }
+
     /// The end of a message about a path where nothing is, for a caller that has given no capacity.
     pub(super) fn describe_missing(self) -> &'static str {
         match self {
@@ -82,17 +103,11 @@ impl FoundFile<'_> {
     /// # Errors
     /// Its content, and how to allow overwriting it; or that it cannot be read.
     pub(super) fn check_free(self, what: Use) -> Result<()> {
-        let option = match what {
-            Use::Scratch { overwrite: false } => "`overwrite:on`",
-            Use::NewTable { overwrite: false } => "`overwrite`",
-            _ => return Ok(()),
-        };
-        let holds = self.look()?;
-        if holds.is_free() {
-            return Ok(());
+        if what.overwrite_option().is_none() {
+            Ok(())
+        } else {
+            what.check(self.path, &self.look()?)
         }
-        let what_to_do = format!("name another one, or set {option} if nobody needs that");
-        Err(refused(self.path, format!("holds {holds}, which would be lost; {what_to_do}")))
     }
 
     fn look(self) -> Result<Contents> {

@@ -93,7 +93,7 @@ fn a_table_is_opened_again_and_is_not_overwritten_by_mistake() {
         pool.flush().expect("flushed");
     }
     let error = open_error(config().create(&address, CAPACITY, &manager()));
-    assert!(error.contains("which would be lost") && error.contains("`overwrite"), "{error}");
+    assert!(error.contains("which would be lost") && error.contains("`overwrite`"), "{error}");
     let again = config().overwrite(true).create(&address, CAPACITY, &manager());
     assert_eq!(again.expect("it may be lost").pages(), 2);
 }
