@@ -604,21 +604,28 @@ fn a_slow_read_is_computed_within_the_bound() {
     check(&mut queue, &places, 1);
 }
 
+/// Writes four rows of four blocks, of which the first four blocks are on one server, and are computed two by two. Changes
+/// all bytes of that server behind the client's back; returns its number.
+fn write_and_change(servers: &[TestServer], client: &Client, queue: &mut NbdQueue) -> usize {
+    let all: Vec<u64> = (0..16).collect();
+    write(queue, &all, 1);
+    let reads = |server: usize| client.stats()[server].reads;
+    let before: Vec<u64> = (0..5).map(reads).collect();
+    check(queue, &[0], 1);
+    let own = (0..5).find(|server| reads(*server) > before[*server]).expect("one was asked");
+    let mut memory = servers[own].control.memory();
+    memory[PAGE..].iter_mut().for_each(|byte| *byte ^= 1);
+    servers[own].control.set_memory(memory);
+    own
+}
+
 #[test]
 fn what_was_computed_is_computed_again_when_its_server_writes_over_it() {
     let (servers, addresses) = servers(5);
     let client = striped(&addresses, 1, PATIENT);
     let mut queue = client.open_queue(16).expect("a queue");
-    // Four rows of four blocks: the first four blocks are on one server, and are computed two by two.
-    let all: Vec<u64> = (0..16).collect();
-    write(&mut queue, &all, 1);
+    let own = write_and_change(&servers, &client, &mut queue);
     let reads = |server: usize| client.stats()[server].reads;
-    let before: Vec<u64> = (0..5).map(reads).collect();
-    check(&mut queue, &[0], 1);
-    let own = (0..5).find(|server| reads(*server) > before[*server]).expect("one was asked");
-    let mut memory = servers[own].control.memory();
-    memory[PAGE..].iter_mut().for_each(|byte| *byte ^= 1);
-    servers[own].control.set_memory(memory);
     let first = Arc::new(AtomicU64::new(u64::MAX));
     for (at, server) in servers.iter().enumerate() {
         let first = Arc::clone(&first);
@@ -660,16 +667,7 @@ fn what_was_computed_is_not_written_over_by_part_of_an_answer() {
     let (servers, addresses) = servers(5);
     let client = striped(&addresses, 1, PATIENT);
     let mut queue = client.open_queue(16).expect("a queue");
-    // As above.
-    let all: Vec<u64> = (0..16).collect();
-    write(&mut queue, &all, 1);
-    let reads = |server: usize| client.stats()[server].reads;
-    let before: Vec<u64> = (0..5).map(reads).collect();
-    check(&mut queue, &[0], 1);
-    let own = (0..5).find(|server| reads(*server) > before[*server]).expect("one was asked");
-    let mut memory = servers[own].control.memory();
-    memory[PAGE..].iter_mut().for_each(|byte| *byte ^= 1);
-    servers[own].control.set_memory(memory);
+    let own = write_and_change(&servers, &client, &mut queue);
     let (first, may_send) = (Arc::new(AtomicU64::new(u64::MAX)), Arc::new(AtomicBool::new(false)));
     for (at, server) in servers.iter().enumerate() {
         let (first, may_send) = (Arc::clone(&first), Arc::clone(&may_send));
