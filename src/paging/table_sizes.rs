@@ -20,6 +20,9 @@ pub(in crate::paging) const OF_POLICY: [Span; 2] =
 /// All kinds of spans, with the page table among a chunk's.
 const SPANS: [Span; 3] = [(WORDS.0, WORDS.1 + CHUNK_TABLE), OF_POLICY[0], OF_POLICY[1]];
 
+/// Bytes of tables that a fault may have to charge.
+pub(in crate::paging) const FAULT_TABLES: u64 = SPANS[0].1 + SPANS[1].1 + SPANS[2].1;
+
 /// Bytes of a group of slots: hashes of 8 bytes; five bits of each slot in sets, one of them a fork's; and eight bytes of
 /// the sets' upper levels.
 pub(in crate::paging) const SLOT_GROUP_TABLES: u64 = GROUP_SLOTS * 8 + 5 * GROUP_SLOTS / 8 + 8;

@@ -224,16 +224,25 @@ impl FramePool {
         self.available() >= self.watermarks.for_fresh().0 + PAGE_SIZE.0
     }
 
-    /// Charges pages; a spare frame gives way when the limit is reached.
-    pub(in crate::paging) fn charge_pages(&self, count: usize) -> bool {
-        let bytes = ByteCount((count * PAGE) as u64);
-        let headroom = self.headroom();
-        if self.charge_leaving(bytes, headroom) {
-            return true;
+    /// Charges `bytes` if the limit has room for them and `headroom` more; spare frames give way if that is enough.
+    pub(in crate::paging) fn charge_with_spares(
+        &self,
+        bytes: ByteCount,
+        headroom: ByteCount,
+    ) -> bool {
+        while !self.charge_leaving(bytes, headroom) {
+            if self.available() < bytes.0 + headroom.0 {
+                return false;
+            }
+            let Some(frame) = self.staging.take_spare() else { return false };
+            self.free(frame, 1);
         }
-        let Some(frame) = self.staging.take_spare() else { return false };
-        self.free(frame, 1);
-        self.budget.try_charge_leaving(bytes, headroom)
+        true
+    }
+
+    /// Charges pages.
+    pub(in crate::paging) fn charge_pages(&self, count: usize) -> bool {
+        self.charge_with_spares(ByteCount((count * PAGE) as u64), self.headroom())
     }
 
     /// Returns what [`reserve_fills`](Self::reserve_fills) took for a page, unused.
@@ -325,7 +334,7 @@ impl FramePool {
             return Ok(first);
         }
         let first = self.staging.take_run().ok_or(NoRun::AllInUse)?;
-        if self.charge_run() {
+        if self.charge_with_spares(ByteCount(HUGE_PAGE as u64), self.headroom()) {
             // All of its memory comes with the first touch. That has to be before frames of it may
             // be given back, and with them their share of the charge.
             self.staging.touch(first);
@@ -333,21 +342,6 @@ impl FramePool {
         }
         (first.0..).take(CHUNK_PAGES).for_each(|n| self.staging.put_empty(FrameId(n)));
         Err(NoRun::Starved)
-    }
-
-    /// Charges a run of frames; single spare frames give way if that is enough.
-    fn charge_run(&self) -> bool {
-        let bytes = ByteCount(HUGE_PAGE as u64);
-        loop {
-            if self.charge_leaving(bytes, self.headroom()) {
-                return true;
-            }
-            if self.available() < bytes.0 + self.headroom().0 {
-                return false;
-            }
-            let Some(frame) = self.staging.take_spare() else { return false };
-            self.free(frame, 1);
-        }
     }
 
     /// Frees the memory and the charge of a spare run; returns how many bytes that were.
@@ -379,12 +373,9 @@ impl FramePool {
         let missing = ByteCount(bytes.0.saturating_sub(kept));
         // Nothing is missing: not even that is granted above a limit that was lowered, where frames have
         // paid and slots are needed most.
-        while missing > ByteCount::ZERO && !self.charge_leaving(missing, ByteCount::ZERO) {
-            let Some(frame) = self.staging.take_spare() else {
-                self.slot_charge.put_back(kept, if needed { bytes.0 } else { 0 });
-                return false;
-            };
-            self.free(frame, 1);
+        if missing > ByteCount::ZERO && !self.charge_with_spares(missing, ByteCount::ZERO) {
+            self.slot_charge.put_back(kept, if needed { bytes.0 } else { 0 });
+            return false;
         }
         self.budget.uncharge(ByteCount(kept.saturating_sub(bytes.0)));
         true

@@ -9,6 +9,7 @@ use crate::paging::fault::sched::HandlerSched;
 use crate::paging::fault::starved::{FAULTS_HELD_MAX, StarvedFaults};
 use crate::paging::page::PAGE;
 use crate::paging::page::chunks::CHUNK;
+use crate::paging::table_sizes::FAULT_TABLES;
 use crate::paging::waker::Waker;
 use crossbeam_utils::CachePadded;
 use std::sync::Arc;
@@ -84,6 +85,7 @@ impl Watermarks {
         // line follows.
         const RESERVE_MAX: u64 = 16 << 20;
         const BATCH_BYTES: u64 = 64 * PAGE as u64;
+        const { assert!(BATCH_BYTES / 4 >= FAULT_TABLES, "fresh pages leave room for tables") }
         let high = (limit.0 / 64).clamp(BATCH_BYTES, RESERVE_MAX);
         self.low.store(high / 2, Ordering::Relaxed);
         self.high.store(high, Ordering::Relaxed);

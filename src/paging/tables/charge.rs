@@ -34,7 +34,7 @@ impl Tables {
         if needs == ByteCount::ZERO {
             return true;
         }
-        if !memory.pool().charge_leaving(needs, ByteCount::ZERO) {
+        if !memory.pool().charge_with_spares(needs, ByteCount::ZERO) {
             return false;
         }
         let noted = self.note(chunk);

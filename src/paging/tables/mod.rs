@@ -19,6 +19,9 @@
 //! could take more than half of the limit: then there is always room to evict for a table, and a
 //! touch of memory that was granted never fails for want of one.
 //!
+//! A fault does not wait for tables alone: it charges 16 KiB at most, spare frames give way to them, and a page that
+//! it maps leaves more than that free.
+//!
 //! A span is given back by the evictor, when it has nothing to do or memory is short, and by who
 //! reclaims for others: all its chunks are latched, and no thread is between charging the tables
 //! and changing a word of theirs ([`ChunkState::enter`](crate::paging::page::chunk_state)); if all words are
