@@ -167,7 +167,7 @@ macro_rules! for_options {
         /// where far pointers never reach a system call.
         mode: value(FaultMode) = FaultMode::Auto,
             "which threads resolve faults, and what happens where only faults from user mode are permitted",
-            { region c text mode, "", "", "far buffers never reach system calls: see privileges under Limits" };
+            { region c text mode, "", "", "`user`, `in_thread`: no system call gets far memory (Limits, *Privileges*)" };
 
         /// The cipher is AES-256-GCM. The key is made at start-up and lives only in this process; a
         /// page that was changed or exchanged on the device counts as lost, like one whose checksum
