@@ -154,8 +154,7 @@ impl Readahead {
         let limits = WindowLimits { in_total: clusters(LIMIT_PART), in_chunks };
         let cluster = page.0 >> CLUSTER_SHIFT;
         let is_stored = |cluster: u64| is_stored(cluster << CLUSTER_SHIFT);
-        let eager = advice == Advice::Sequential;
-        streams.lock().fault(cluster, on, limits, eager, &is_stored)
+        streams.lock().fault(cluster, on, limits, advice == Advice::Sequential, &is_stored)
     }
 
     // Requests.

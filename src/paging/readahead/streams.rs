@@ -7,7 +7,8 @@
 //! stream has to be told where its reader is by a page that was left out on purpose, the *mark*.
 //! One block is asked for up to the mark and one behind it: when the mark faults, the device is
 //! still busy with the second, and the next block is added behind that. Each mark that is met
-//! doubles the block.
+//! doubles the block, unless most streams with blocks of that size have ended before their mark ([`MetMarks`]): the
+//! columns of a query are pieces with others between them, of which as much again was read in vain.
 //!
 //! ```text
 //!   fault: t [ block ] m                     the first time
@@ -145,7 +146,7 @@ impl Window {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Stream {
     /// The last page that faulted.
     last: u64,
@@ -164,10 +165,37 @@ struct Stream {
     asked: u64,
 }
 
+/// Of the last marks in front of blocks of each size, in powers of two of [`FIRST_BLOCK`], how many of 256 were met. Each
+/// that was not has left a block which nobody reads.
+#[derive(Debug)]
+struct MetMarks([u8; 6]);
+
+impl MetMarks {
+    fn rate(&mut self, block: u64) -> &mut u8 {
+        let size = (block.max(FIRST_BLOCK) / FIRST_BLOCK).ilog2();
+        &mut self.0[size.min(5) as usize]
+    }
+
+    /// Notes what became of a mark.
+    fn note(&mut self, block: u64, is_met: bool) {
+        let rate = self.rate(block);
+        *rate = *rate - *rate / 16 + u8::from(is_met) * 15;
+    }
+
+    /// The size of a stream's next block. A larger one is tried again now and then.
+    fn grown(&mut self, block: u64) -> u64 {
+        let rate = self.rate(block * 2);
+        let is_worth = *rate >= u8::MAX / 2;
+        *rate += u8::from(!is_worth);
+        block << u32::from(is_worth)
+    }
+}
+
 /// The streams that are being followed.
 #[derive(Debug)]
 pub(super) struct Streams {
     streams: [Option<Stream>; STREAMS_MAX],
+    met: MetMarks,
     clock: u64,
     /// Pages asked for so far.
     asked: u64,
@@ -175,7 +203,8 @@ pub(super) struct Streams {
 
 impl Streams {
     pub(super) const fn new() -> Streams {
-        Streams { streams: [None; STREAMS_MAX], clock: 0, asked: 0 }
+        let met = MetMarks([u8::MAX; 6]);
+        Streams { streams: [None; STREAMS_MAX], met, clock: 0, asked: 0 }
     }
 
     /// Notes a device fault, or one on a chunk that was read ahead; returns what to read ahead. All
@@ -199,22 +228,16 @@ impl Streams {
         let (clock, asked) = (self.clock, self.asked);
         let Some(stream) = self.streams[at].as_mut().filter(|stream| stream.is_near(page)) else {
             let confidence = if eager { CONFIDENT } else { 0 };
-            let mut stream = Stream {
-                last: page,
-                next: page + 1,
-                behind: 0,
-                stride: 1,
-                block: 0,
-                asked_end: None,
-                confidence,
-                used: clock,
-                asked,
-            };
-            let window = eager.then(|| stream.advance(page, limits, is_stored));
-            self.streams[at] = Some(stream);
+            let (last, next, stride, used) = (page, page + 1, 1, clock);
+            let mut stream =
+                Stream { last, next, stride, confidence, used, asked, ..Stream::default() };
+            let window = eager.then(|| stream.advance(page, limits, &mut self.met, is_stored));
+            let ended = self.streams[at].replace(stream);
+            self.met.note(ended.map_or(0, |ended| ended.block), false);
             return self.note(window.flatten());
         };
         (stream.used, stream.asked) = (clock, asked);
+        self.met.note(stream.block, stream.is_on_course(page));
         stream.follow(page);
         if on == FaultOn::StoredPage {
             // The chunks that were asked for are not there: they are asked for again.
@@ -223,7 +246,7 @@ impl Streams {
         if stream.confidence < CONFIDENT {
             return None;
         }
-        let window = stream.advance(page, limits, is_stored);
+        let window = stream.advance(page, limits, &mut self.met, is_stored);
         self.note(window)
     }
 
@@ -244,12 +267,11 @@ impl Streams {
 
     /// The place of the stream that a fault belongs to, else of the one to replace.
     fn find(&self, page: u64) -> usize {
-        let exact = |stream: &Stream| stream.next == page;
-        let near = |stream: &Stream| stream.is_near(page);
         let position = |matches: &dyn Fn(&Stream) -> bool| {
             self.streams.iter().position(|stream| stream.as_ref().is_some_and(matches))
         };
-        position(&exact).or_else(|| position(&near)).unwrap_or_else(|| self.oldest())
+        let exact = position(&|stream| stream.next == page);
+        exact.or_else(|| position(&|stream| stream.is_near(page))).unwrap_or_else(|| self.oldest())
     }
 
     fn oldest(&self) -> usize {
@@ -321,15 +343,15 @@ impl Stream {
         &mut self,
         page: u64,
         limits: WindowLimits,
+        met: &mut MetMarks,
         is_stored: &dyn Fn(u64) -> bool,
     ) -> Option<Window> {
         if limits.in_chunks > 0 && self.stride.unsigned_abs() == 1 && self.block * 2 >= CHUNK {
             return self.advance_by_chunks(page, limits.in_chunks);
         }
         self.asked_end = None;
-        let before = self.behind;
-        let first_time = self.block == 0;
-        let grown = if first_time { FIRST_BLOCK } else { self.block * 2 };
+        let (before, first_time) = (self.behind, self.block == 0);
+        let grown = if first_time { FIRST_BLOCK } else { met.grown(self.block) };
         self.block = grown.min((limits.in_total / 2).max(1));
         let at = |n: u64| page.checked_add_signed(self.stride.checked_mul(n as i64)?);
         // The block up to the mark is there already, or is asked for now.
@@ -390,6 +412,36 @@ mod tests {
         assert_eq!(asked[3], [13, 14, 15, 16]);
         assert_eq!(asked[4], (18..26).chain(27..35).collect::<Vec<_>>());
         assert_eq!(asked[5], (36..52).collect::<Vec<_>>(), "one block stays ahead");
+    }
+
+    #[test]
+    fn blocks_stop_growing_where_streams_end_before_their_marks_and_grow_again() {
+        let mut streams = Streams::new();
+        // Pieces of 50 pages, far from each other; returns what was asked for behind the end of one.
+        let mut read_piece = |n: u64| {
+            let (start, end) = (n * 1000, n * 1000 + 50);
+            let mut asked = std::collections::BTreeSet::new();
+            for page in start..end {
+                if asked.insert(page) {
+                    let window = streams.fault(page, FaultOn::StoredPage, LIMITS, false, FAULTS);
+                    asked.extend(pages(window));
+                }
+            }
+            asked.range(end..).count()
+        };
+        let first = read_piece(0);
+        let learnt = (1..400).map(&mut read_piece).collect::<Vec<_>>();
+        let late = learnt[200..].iter().sum::<usize>() / 199;
+        assert!(late * 2 < first, "{first} pages in vain at first, {late} later");
+        let mut far = std::collections::BTreeSet::new();
+        let mut faults = 0;
+        for page in 1_000_000..1_004_000 {
+            if far.insert(page) {
+                faults += 1;
+                far.extend(pages(streams.fault(page, FaultOn::StoredPage, LIMITS, false, FAULTS)));
+            }
+        }
+        assert!(faults < 4000 / 16, "{faults} faults of a long scan");
     }
 
     #[test]
