@@ -26,26 +26,26 @@ fn counted() -> u64 {
 
 /// A block that is written whole.
 enum Block {
-    Local(#[allow(dead_code, reason = "is held")] TierVec<u8, Local>),
-    Far(#[allow(dead_code, reason = "is held")] TierVec<u8, Tier>),
+    Local(#[allow(dead_code, reason = "is held")] TierVec<u64, Local>),
+    Far(#[allow(dead_code, reason = "is held")] TierVec<u64, Tier>),
 }
 
 fn block(dice: &mut Dice, tiers: &[Tier]) -> Block {
     // Every power of two from 64 bytes to 512 KiB is as likely as any other. Sizes between jemalloc's classes: it
     // takes all of a block for resident, of which the last pages are never touched then.
     let power = 64 << dice.below(14);
-    let size = (power + dice.below(power)) as usize;
+    let words = (power + dice.below(power)) as usize / 8;
     let at = dice.below(2 * tiers.len() as u64) as usize;
     match tiers.get(at) {
         Some(tier) => {
-            let mut bytes = TierVec::with_capacity_in(size, *tier);
-            bytes.resize(size, 7);
-            Block::Far(bytes)
+            let mut block = TierVec::with_capacity_in(words, *tier);
+            block.resize(words, 7);
+            Block::Far(block)
         }
         None => {
-            let mut bytes = TierVec::with_capacity_in(size, Local);
-            bytes.resize(size, 7);
-            Block::Local(bytes)
+            let mut block = TierVec::with_capacity_in(words, Local);
+            block.resize(words, 7);
+            Block::Local(block)
         }
     }
 }
