@@ -6,6 +6,7 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader, Lines, Read};
 use std::os::unix::process::ExitStatusExt;
+use std::panic::resume_unwind;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -64,8 +65,21 @@ pub(crate) fn alone(test: &str, body: impl FnOnce()) {
 pub(crate) fn cases(test: &str, cases: &[&str], body: impl FnOnce(&str)) {
     match case(test) {
         Some(case) => body(&case),
-        None => cases.iter().for_each(|case| run(test, case, |_| ()).expect_success()),
+        None => drop(each_of(cases, |case| run(test, case, |_| ()).expect_success())),
     }
+}
+
+/// Calls a function for each case, a few at a time: their processes mostly wait, for a device or for one another.
+pub(crate) fn each_of<T: Send>(cases: &[&str], act: impl Fn(&str) -> T + Sync) -> Vec<T> {
+    let act = &act;
+    let few = |cases: &[&str]| {
+        std::thread::scope(|threads| {
+            let begun: Vec<_> = cases.iter().map(|case| threads.spawn(move || act(case))).collect();
+            let ended = begun.into_iter().map(|thread| thread.join());
+            ended.map(|end| end.unwrap_or_else(|panic| resume_unwind(panic))).collect::<Vec<T>>()
+        })
+    };
+    cases.chunks(4).flat_map(few).collect()
 }
 
 /// The case to run, in a child that runs this test.

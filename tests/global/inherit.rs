@@ -6,7 +6,7 @@
 
 mod limits;
 
-use crate::common::child::{alone, cases};
+use crate::common::child::{alone, cases, each_of};
 use crate::common::{Dice, StopOnDrop, amount, heap, seed};
 use allocator_api2::vec::Vec as FarVec;
 use farheap::{Far, Heap, Scope, Tier};
@@ -455,11 +455,7 @@ fn is_right_when_its_parent_is_killed(test: &str, conf: &str) -> bool {
 fn a_child_outlives_its_parent() {
     const TEST: &str = "a_child_outlives_its_parent";
     let Some(conf) = crate::common::child::case(TEST) else {
-        for conf in ["readahead:on", "readahead:off"] {
-            if !is_right_when_its_parent_is_killed(TEST, conf) {
-                return;
-            }
-        }
+        each_of(&KINDS, |conf| is_right_when_its_parent_is_killed(TEST, conf));
         return;
     };
     let Some(heap) = start(&conf) else { return };
@@ -488,7 +484,7 @@ fn a_child_outlives_its_parent() {
 fn a_daemon_has_what_the_program_had() {
     const TEST: &str = "a_daemon_has_what_the_program_had";
     let Some(conf) = crate::common::child::case(TEST) else {
-        for conf in ["readahead:on", "readahead:off"] {
+        each_of(&KINDS, |conf| {
             let dir = tempfile::tempdir().expect("a directory");
             let out = dir.path().join("out");
             let ended = crate::common::child::run(TEST, conf, |command| {
@@ -501,7 +497,7 @@ fn a_daemon_has_what_the_program_had() {
             let said = || std::fs::read_to_string(&out).unwrap_or_default();
             assert!(crate::common::eventually(|| said().ends_with('\n')), "{}", ended.text);
             assert_eq!(said(), "right\n");
-        }
+        });
         return;
     };
     let Some(heap) = start(&conf) else { return };
@@ -580,13 +576,10 @@ fn kills(usual: u32) -> u32 {
 fn children_are_right_when_their_parent_is_killed_at_any_moment() {
     const TEST: &str = "children_are_right_when_their_parent_is_killed_at_any_moment";
     let Some(conf) = crate::common::child::case(TEST) else {
-        for conf in ["readahead:on", "readahead:off"] {
-            for _ in 0..kills(amount(5) as u32) {
-                if !is_right_when_its_parent_is_killed(TEST, conf) {
-                    return;
-                }
-            }
-        }
+        each_of(&KINDS, |conf| {
+            let rounds = 0..kills(amount(5) as u32);
+            rounds.into_iter().all(|_| is_right_when_its_parent_is_killed(TEST, conf))
+        });
         return;
     };
     let Some(heap) = start(&conf) else { return };
