@@ -4,7 +4,7 @@
 
 #![expect(unsafe_code, reason = "reads far memory that only its test has written")]
 
-use crate::common::{Dice, StopOnDrop, child, eventually, heap};
+use crate::common::{Dice, StopOnDrop, amount, child, eventually, heap};
 use allocator_api2::vec::Vec as FarVec;
 use farheap::manager::MemoryManager;
 use farheap::region::RegionConfig;
@@ -168,7 +168,7 @@ fn far_memory_is_right_while_everything_beside_it_grows_and_shrinks() {
                     drop(heap.region().set_limit(limit));
                 });
             });
-            let looks = (0..3).flat_map(|_| (0..far.len()).step_by(97));
+            let looks = (0..amount(3)).flat_map(|_| (0..far.len()).step_by(97));
             let wrong = looks.into_iter().find(|at| far[*at] != *at as u64);
             drop(others);
             assert_eq!(wrong, None, "{}", heap.stats());

@@ -67,7 +67,7 @@ fn recycled_memory_is_zero_when_asked_for() {
 
 /// A kernel page.
 const UNIT: usize = 4096;
-const WORDS: usize = (96 << 20) / 8;
+const WORDS: usize = (48 << 20) / 8;
 
 /// More data than the limit, read until pages count as ones that are not written, and evicted.
 fn data_only_read(heap: &Heap) -> FarVec<u64, Far> {
@@ -101,7 +101,7 @@ fn what_is_dropped_of_a_page_stays_zero_when_the_page_comes_back() {
     const TEST: &str = "what_is_dropped_of_a_page_stays_zero_when_the_page_comes_back";
     let kinds = ["mode:auto", "install:copy", "mode:in_thread", "checksum:off"];
     cases(TEST, &kinds, |conf| {
-        let conf = format!("far_limit:64MiB,capacity:256MiB,readahead:off,{conf}");
+        let conf = format!("far_limit:32MiB,capacity:256MiB,readahead:off,{conf}");
         let Some(heap) = heap(&conf) else { return };
         let data = data_only_read(&heap);
         let page = page_of(&data, 2 << 20);
@@ -150,7 +150,7 @@ fn a_page_can_be_written_after_a_hole_of_it_was_read() {
     cases(TEST, &kinds, |conf| {
         // A fault was served for ever there.
         let _watchdog = watchdog(TEST, Duration::from_secs(120));
-        let conf = format!("far_limit:64MiB,capacity:256MiB,readahead:off,{conf}");
+        let conf = format!("far_limit:32MiB,capacity:256MiB,readahead:off,{conf}");
         let Some(heap) = heap(&conf) else { return };
         let data = data_only_read(&heap);
         let page = page_of(&data, 64 << 10);
