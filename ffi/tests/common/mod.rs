@@ -16,7 +16,7 @@ pub(crate) const SKIPPED: i32 = 77;
 
 /// What every program is compiled with.
 pub(crate) const STRICT: &[&str] =
-    &["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-O1", "-g", "-pthread"];
+    &["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-O1", "-g1", "-pthread"];
 
 /// What the static library needs, as `rustc --print native-static-libs` says.
 const NATIVE: &[&str] = &["-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl", "-lc"];
