@@ -116,12 +116,12 @@ pub(crate) fn attack_or_end(test: &'static str, ways: &[Way], body: fn(&Ground),
 /// Runs a test's cases one after the other: those asked for, or a few that differ from test to
 /// test, so that the suite has all pairs of neighbours in seconds.
 fn each(test: &str, ways: &[Way], expect: impl Fn(&Ended)) {
-    const FEW: usize = 4;
+    let few = amount(4).max(2);
     let asked = std::env::var("FARHEAP_ATTACK_WAY").ok();
     let first = test.bytes().map(usize::from).sum::<usize>();
     let is_chosen = |at: usize, way: &Way| match &asked {
         Some(part) => way.name.contains(part),
-        None => (at + first).is_multiple_of(ways.len().div_ceil(FEW)),
+        None => (at + first).is_multiple_of(ways.len().div_ceil(few)),
     };
     let chosen: Vec<_> = ways.iter().enumerate().filter(|(at, way)| is_chosen(*at, way)).collect();
     let mut skips = Vec::new();
