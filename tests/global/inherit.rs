@@ -258,7 +258,7 @@ fn children_are_forked_while_threads_fault_and_allocate() {
                 });
             }
             let mut dice = Dice::new(seed(TEST));
-            for round in 0..25 {
+            for round in 0..amount(25) {
                 let from = dice.below((WORDS - 100_000) as u64) as usize;
                 let child = fork(|| is_version_in(&still, from..from + 100_000, 0));
                 assert_eq!(wait_for(child), expected, "round {round}");
@@ -297,7 +297,7 @@ fn a_child_forks_while_its_threads_fault() {
                 }
                 let mut dice = Dice::new(seed(TEST));
                 let mut grandchild = || wait_for(fork(|| is_version_in(&data, part(&mut dice), 0)));
-                let right = (0..60).all(|_| grandchild() == 0);
+                let right = (0..amount(60)).all(|_| grandchild() == 0);
                 drop(others);
                 right
             })
@@ -624,7 +624,7 @@ fn children_are_killed_at_any_moment() {
         let Some(heap) = start(conf) else { return };
         let mut data = data(0);
         let mut dice = Dice::new(seed(TEST));
-        for round in 1..=kills(50) {
+        for round in 1..=kills(amount(50) as u32) {
             let child = fork(|| {
                 looked_at(0..WORDS).for_each(|at| data[at] = 1);
                 false

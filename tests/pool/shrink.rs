@@ -2,7 +2,7 @@
 //!
 //! Guards: G3, G7.
 
-use crate::common::{Dice, PATIENCE, StopOnDrop, seed};
+use crate::common::{Dice, PATIENCE, StopOnDrop, amount, seed};
 use farheap::manager::MemoryManager;
 use farheap::pool::{BufferPool, PoolConfig};
 use farheap::{ByteCount, Error, PageId};
@@ -215,7 +215,7 @@ fn a_page_behind_the_end_is_never_read_while_the_table_moves_its_end() {
         let read = &read;
         let readers: Vec<_> = (0..2).map(|thread| scope.spawn(move || read(thread))).collect();
         let mut dice = Dice::new(seed);
-        for _ in 0..25 {
+        for _ in 0..amount(25) {
             let pages = add(&pool, 500 + dice.below(2_400) as usize);
             pool.evict_all().expect("written");
             free(&pool, &pages);

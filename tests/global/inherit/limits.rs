@@ -49,7 +49,7 @@ fn children_have_far_memory_where_no_descriptor_is_left() {
                 taken.push(file);
             }
         };
-        for round in 0..20 {
+        for round in 0..common::amount(20) {
             take_all();
             let child = fork(|| is_version_in(&data, 0..WORDS / 8, 0));
             take_all();
