@@ -224,7 +224,7 @@ pub(super) const FIGURE_4: Item = Item {
     findings: &[Finding {
         text: "jemalloc has the lowest median latency of TBBmalloc, TCMalloc, glibc and itself",
         by: Evidence::Times,
-        needs: Some("many processors: theirs had 60"),
+        needs: None,
         holds: |ours| {
             // Beside jemalloc's, of the same round.
             let others = OTHERS.iter().filter_map(|label| ours(&format!("{label}, median")));
