@@ -71,14 +71,16 @@ fn work(heap: &farheap::Heap, seed: u64) {
                         let at = dice.below(data.len() as u64) as usize;
                         data[at] += 1;
                         let (ptr, len) = (data[at..].as_ptr().cast(), ByteCount(8));
+                        let elsewhere = &data[dice.below(data.len() as u64) as usize..];
                         match dice.below(20) {
                             0 => heap
                                 .region()
                                 .advise(&[bytes(ptr, len)], Advice::PageOutNow)
                                 .expect("evict"),
+                            // Most of the data is not resident: its start nearly always was.
                             1 => heap
                                 .region()
-                                .advise(&[bytes(data.as_ptr().cast(), len)], Advice::WillNeed)
+                                .advise(&[bytes(elsewhere.as_ptr().cast(), len)], Advice::WillNeed)
                                 .expect("prefetch"),
                             2 => drop(heap.region().pin(bytes(ptr, len))),
                             _ => {}
