@@ -217,7 +217,7 @@ impl Region {
     fn hint(&self, page: PageId, hint: Hint, batch: &mut BlockedSteps) {
         batch.step();
         if self.pager.word(page).load().state() == State::Resident {
-            self.pager.memory().policy().lock().advise(page, hint);
+            self.pager.memory().policy().lock().policy.advise(page, hint);
         }
     }
 

@@ -399,7 +399,7 @@ fn move_chunk(memory: &RegionMemory, chunk: ChunkId, first: FrameId) -> bool {
 pub(in crate::paging) fn cool_all(memory: &RegionMemory, chunk: ChunkId, first: FrameId) {
     let mut policy = memory.policy().lock();
     for (page, frame) in memory.table().pages_of_chunk(chunk).zip((first.0..).map(FrameId)) {
-        policy.bypassed(page);
+        policy.policy.bypassed(page);
         memory.frames().note(frame, page, None);
         memory.publish(page, Word::moving(None), Word::cooling(frame));
     }

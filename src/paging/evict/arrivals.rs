@@ -5,7 +5,7 @@
 
 use crate::base::error::Result;
 use crate::base::units::{PageCount, PageId};
-use crate::paging::evict::policy::{Hint, Insert, Policy};
+use crate::paging::evict::policy::{Insert, Policy};
 use crate::paging::evict::returns::Returns;
 use crate::paging::page::CHUNK_LEN;
 
@@ -23,9 +23,9 @@ pub(in crate::paging) struct Arrived {
 /// The resident pages as the policy knows them, and what is known of those that left.
 #[derive(Debug)]
 pub(in crate::paging) struct Residents {
-    policy: Policy,
-    arrived: Arrived,
-    returns: Returns,
+    pub(in crate::paging) policy: Policy,
+    pub(in crate::paging) arrived: Arrived,
+    pub(in crate::paging) returns: Returns,
 }
 
 impl Residents {
@@ -64,21 +64,6 @@ impl Residents {
         self.arrived.fresh += CHUNK_LEN.0;
     }
 
-    /// How many pages have ever come in.
-    pub(in crate::paging) fn arrived(&self) -> Arrived {
-        self.arrived
-    }
-
-    /// True if fresh data that left comes back, more than data that was read.
-    pub(in crate::paging) fn fresh_return_more(&self) -> bool {
-        self.returns.fresh_return_more()
-    }
-
-    /// True if data that was read and left is read again, more than fresh data.
-    pub(in crate::paging) fn read_return_more(&self) -> bool {
-        self.returns.read_return_more()
-    }
-
     /// True if a page left a short while ago, as fresh data.
     pub(in crate::paging) fn left_fresh(&self, page: PageId) -> bool {
         let absence = self.policy.absence(page);
@@ -105,32 +90,6 @@ impl Residents {
     pub(in crate::paging) fn resize(&mut self, limit: PageCount) {
         self.returns.resize(limit);
         self.policy.resize(limit);
-    }
-
-    // As `Policy` says.
-
-    pub(in crate::paging) fn resident(&self) -> PageCount {
-        self.policy.resident()
-    }
-
-    pub(in crate::paging) fn list_numbers(&self) -> u64 {
-        self.policy.list_numbers()
-    }
-
-    pub(in crate::paging) fn retouched(&mut self, page: PageId) {
-        self.policy.retouched(page);
-    }
-
-    pub(in crate::paging) fn bypassed(&mut self, page: PageId) {
-        self.policy.bypassed(page);
-    }
-
-    pub(in crate::paging) fn victims(&mut self, want: PageCount, out: impl FnMut(PageId)) {
-        self.policy.victims(want, out);
-    }
-
-    pub(in crate::paging) fn advise(&mut self, page: PageId, hint: Hint) {
-        self.policy.advise(page, hint);
     }
 }
 
@@ -179,20 +138,14 @@ impl Arrivals {
         }
     }
 
-    /// True if `want` of the policy's pages should make room, not a chunk: what arrives is read in order, and is not
-    /// read again more than fresh data (`read_return`); or fresh data comes back by faults more than what was read
-    /// (`fresh_return`).
+    /// True if `want` of the policy's pages should make room, not a chunk: what arrives is read in order, or fresh data
+    /// comes back by faults more than what was read (`fresh_return`).
     ///
     /// Pages read at random are needed again at random: while its likes made room, a hot set of 300 MiB that
     /// had left with its chunks got back one page in eight that were read, and fresh data that nobody came
     /// back for kept the rest of the limit.
-    pub(super) fn policy_goes_first(
-        &mut self,
-        want: u64,
-        fresh_return: bool,
-        read_return: bool,
-    ) -> bool {
-        if (read_return || !self.in_order()) && !fresh_return {
+    pub(super) fn policy_goes_first(&mut self, want: u64, fresh_return: bool) -> bool {
+        if !self.in_order() && !fresh_return {
             return false;
         }
         if self.since_chunk >= AGEING {
@@ -218,7 +171,7 @@ mod tests {
 
     fn leave(residents: &mut Residents, pages: Range<u64>) {
         for page in pages.map(PageId) {
-            residents.bypassed(page);
+            residents.policy.bypassed(page);
             residents.evicted(page);
         }
     }
@@ -231,7 +184,7 @@ mod tests {
 
     #[test]
     fn nothing_is_known_at_first() {
-        assert!(!residents().fresh_return_more());
+        assert!(!residents().returns.fresh_return_more());
     }
 
     #[test]
@@ -240,28 +193,12 @@ mod tests {
         arrive(&mut residents, 1_000..1_020, Insert::Filled);
         leave(&mut residents, 1_000..1_020);
         leave(&mut residents, 0..20);
-        assert!(!residents.fresh_return_more());
+        assert!(!residents.returns.fresh_return_more());
         arrive(&mut residents, 0..10, Insert::Filled);
-        assert!(residents.fresh_return_more());
+        assert!(residents.returns.fresh_return_more());
         // As much of both: then fresh data goes.
         arrive(&mut residents, 1_000..1_010, Insert::Filled);
-        assert!(!residents.fresh_return_more());
-    }
-
-    #[test]
-    fn data_that_is_scanned_again_stays_rather_than_fresh_data_that_is_not() {
-        let mut residents = residents();
-        assert!(!residents.read_return_more(), "nothing is known");
-        leave(&mut residents, 0..20);
-        arrive(&mut residents, 0..10, Insert::Prefetched);
-        assert!(!residents.read_return_more(), "these were fresh ones");
-        leave(&mut residents, 0..10);
-        arrive(&mut residents, 0..10, Insert::Prefetched);
-        assert!(residents.read_return_more());
-        assert!(!residents.fresh_return_more(), "no fault has waited for them");
-        // As much of the fresh data: then that stays.
-        arrive(&mut residents, 10..20, Insert::Filled);
-        assert!(!residents.read_return_more());
+        assert!(!residents.returns.fresh_return_more());
     }
 
     #[test]
@@ -269,10 +206,10 @@ mod tests {
         let mut residents = residents();
         leave(&mut residents, 0..20);
         arrive(&mut residents, 0..10, Insert::Prefetched);
-        assert!(!residents.fresh_return_more());
+        assert!(!residents.returns.fresh_return_more());
         leave(&mut residents, 100..100 + 2 * LIMIT);
         arrive(&mut residents, 10..20, Insert::Filled);
-        assert!(!residents.fresh_return_more());
+        assert!(!residents.returns.fresh_return_more());
     }
 
     #[test]
@@ -281,12 +218,12 @@ mod tests {
         arrive(&mut residents, 0..10, Insert::Filled);
         leave(&mut residents, 0..10);
         arrive(&mut residents, 0..10, Insert::Filled);
-        assert!(!residents.fresh_return_more(), "these were no fresh ones");
+        assert!(!residents.returns.fresh_return_more(), "these were no fresh ones");
         (0..10).for_each(|page| residents.removed(PageId(page)));
         leave(&mut residents, 0..10);
         arrive(&mut residents, 0..10, Insert::Filled);
         leave(&mut residents, 0..10);
-        assert!(residents.fresh_return_more(), "all of these, and half of those");
+        assert!(residents.returns.fresh_return_more(), "all of these, and half of those");
     }
 
     #[test]
@@ -296,7 +233,7 @@ mod tests {
         leave(&mut residents, 0..8);
         leave(&mut residents, 0..8);
         arrive(&mut residents, 0..8, Insert::Filled);
-        assert!(residents.fresh_return_more());
+        assert!(residents.returns.fresh_return_more());
     }
 
     #[test]
@@ -317,14 +254,14 @@ mod tests {
         let mut residents = residents();
         leave(&mut residents, 0..LIMIT);
         arrive(&mut residents, 0..LIMIT, Insert::Filled);
-        assert!(residents.fresh_return_more());
+        assert!(residents.returns.fresh_return_more());
         // From now on what was read returns, and fresh data does not.
         for turn in 1..20 {
             leave(&mut residents, 100 * turn..100 * turn + LIMIT / 2);
             leave(&mut residents, 0..LIMIT / 4);
             arrive(&mut residents, 0..LIMIT / 4, Insert::Filled);
         }
-        assert!(!residents.fresh_return_more());
+        assert!(!residents.returns.fresh_return_more());
     }
 
     #[test]
@@ -332,7 +269,7 @@ mod tests {
         let mut arrivals = Arrivals::default();
         (1..100).for_each(|turn| {
             arrivals.look(Arrived { filled: turn, ahead: turn, fresh: 2 * turn });
-            assert!(!arrivals.policy_goes_first(1, false, false));
+            assert!(!arrivals.policy_goes_first(1, false));
         });
     }
 
@@ -344,18 +281,9 @@ mod tests {
         for turn in 0..10 * AGEING {
             let filled = 20_000 + turn;
             arrivals.look(Arrived { filled, ahead: filled, fresh: 20_000 });
-            chunks += u64::from(!arrivals.policy_goes_first(1, false, false));
+            chunks += u64::from(!arrivals.policy_goes_first(1, false));
         }
         assert_eq!(chunks, 9, "one for {} pages", AGEING);
-    }
-
-    #[test]
-    fn pages_that_are_read_in_order_again_and_again_are_answered_by_chunks() {
-        let mut arrivals = Arrivals::default();
-        (1..100).for_each(|turn| {
-            arrivals.look(Arrived { filled: turn, ahead: turn, fresh: 0 });
-            assert!(!arrivals.policy_goes_first(1, false, true));
-        });
     }
 
     #[test]
@@ -363,7 +291,7 @@ mod tests {
         let mut arrivals = Arrivals::default();
         (1..100).for_each(|turn| {
             arrivals.look(Arrived { filled: 30 * turn, ahead: turn, fresh: turn });
-            assert!(!arrivals.policy_goes_first(1, false, false));
+            assert!(!arrivals.policy_goes_first(1, false));
         });
     }
 
@@ -373,7 +301,7 @@ mod tests {
         let mut chunks = 0;
         for turn in 1..=10 * AGEING {
             arrivals.look(Arrived { filled: turn, ahead: 0, fresh: 2 * turn });
-            chunks += u64::from(!arrivals.policy_goes_first(1, true, false));
+            chunks += u64::from(!arrivals.policy_goes_first(1, true));
         }
         assert_eq!(chunks, 9, "one for {} pages", AGEING);
     }
@@ -386,6 +314,6 @@ mod tests {
             let filled = turn * CHUNK_LEN.0;
             arrivals.look(Arrived { filled, ahead: filled, fresh: 1 << 40 });
         });
-        assert!(arrivals.policy_goes_first(1, false, false));
+        assert!(arrivals.policy_goes_first(1, false));
     }
 }

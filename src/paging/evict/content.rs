@@ -23,7 +23,7 @@ pub(in crate::paging) fn choose(
     // There is room for a chunk with whatever comes last.
     while victims.len() < want.min(BATCH_MAX) {
         let mut named = None;
-        residents.victims(PageCount(1), |page| named = Some(page));
+        residents.policy.victims(PageCount(1), |page| named = Some(page));
         let Some(page) = named else { return };
         victims.push(page);
         let chunk = memory.table().chunk_of(page);
@@ -33,7 +33,7 @@ pub(in crate::paging) fn choose(
         for other in memory.table().pages_of_chunk(chunk).filter(|other| *other != page) {
             let word = memory.word(other).load();
             if word.state() == State::Resident && word.pins() == 0 {
-                residents.bypassed(other);
+                residents.policy.bypassed(other);
                 victims.push(other);
             }
         }
@@ -69,7 +69,7 @@ pub(in crate::paging) fn take_victim(
             continue;
         }
         if listed == Listed::Yes {
-            memory.policy().lock().bypassed(page);
+            memory.policy().lock().policy.bypassed(page);
         }
         if word.pins() == 0 {
             return Some(leaving);

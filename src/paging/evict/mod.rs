@@ -42,7 +42,7 @@ mod outgoing;
 #[cfg(not(loom))]
 pub mod policy;
 pub(in crate::paging) mod requests;
-mod returns;
+pub(in crate::paging) mod returns;
 mod state;
 pub(in crate::paging) mod victims;
 pub(in crate::paging) mod write_back;
@@ -216,7 +216,7 @@ impl Evictor {
 
     /// Notes what has arrived, and runs ahead while threads wait for room for fresh memory.
     fn look_at_arrivals(&mut self) {
-        let arrived = self.pager.memory().policy().lock().arrived();
+        let arrived = self.pager.memory().policy().lock().arrived;
         self.arrivals.look(arrived);
         let is_fresh = self.arrivals.fresh_prevail() && self.takes_chunks();
         self.pager.pool().watermarks().set_in_order(self.arrivals.in_order());

@@ -14,37 +14,20 @@
 //! ```
 //! A page comes back *soon* when a fault reads it before as many pages have left as the limit has room for:
 //! it would have been hit, had others left in its place (the refault distance of Linux's working-set
-//! detection, `mm/workingset.c`). The policy remembers when it left, and whether it had been read. Where fresh data is
-//! to stay, what is read ahead of a fault does not count, as it costs
-//! little; where data that is scanned again is to stay, it does, because nearly all of a scan is read ahead.
+//! detection, `mm/workingset.c`). The policy remembers when it left, and whether it had been read. What is read ahead of
+//! a fault does not count, as it costs little.
 
 use crate::base::units::PageCount;
 use crate::paging::evict::policy::Insert;
-
-/// Pages of one kind that left lately.
-#[derive(Clone, Copy, Debug, Default)]
-struct Tally {
-    left: u64,
-    /// Read again soon by a fault.
-    came_back: u64,
-    /// Read again soon, by a fault or ahead of one.
-    read_again: u64,
-}
-
-impl Tally {
-    fn fade(&mut self) {
-        let Tally { left, came_back, read_again } = *self;
-        *self = Tally { left: left / 2, came_back: came_back / 2, read_again: read_again / 2 };
-    }
-}
+use crate::paging::evict::policy::tally::Tally;
 
 /// See the module's documentation.
 #[derive(Debug, Default)]
-pub(super) struct Returns {
+pub(in crate::paging) struct Returns {
     /// Pages that fit into memory.
     limit: u64,
-    fresh: Tally,
-    read: Tally,
+    /// Of fresh data, and of data that had been read.
+    tallies: [Tally; 2],
 }
 
 impl Returns {
@@ -62,41 +45,25 @@ impl Returns {
         absence <= self.limit
     }
 
-    fn tally(&mut self, was_read: bool) -> &mut Tally {
-        if was_read { &mut self.read } else { &mut self.fresh }
-    }
-
     /// A page has left, which was read when it came in, or was fresh.
     pub(super) fn leave(&mut self, was_read: bool) {
-        self.tally(was_read).left += 1;
+        self.tallies[usize::from(was_read)].left += 1;
         // A limit's worth is remembered: with half of that, a query of DataFusion wrote 1.3 times as much.
-        if self.fresh.left + self.read.left > self.limit {
-            self.fresh.fade();
-            self.read.fade();
-        }
+        Tally::fade(&mut self.tallies, self.limit);
     }
 
     /// A page has come in that had left; `absence` is how many have since then.
     pub(super) fn arrive(&mut self, was_read: bool, absence: u64, how: Insert) {
-        if how != Insert::Fresh && self.is_soon(absence) {
-            let tally = self.tally(was_read);
-            tally.read_again += 1;
-            tally.came_back += u64::from(how == Insert::Filled);
+        if how == Insert::Filled && self.is_soon(absence) {
+            self.tallies[usize::from(was_read)].came_back += 1;
         }
     }
 
     /// True if more of the fresh data that left came back by faults than of the data that had been read, by half as
     /// much again: below that it is chance, as where all data is used alike.
-    pub(super) fn fresh_return_more(&self) -> bool {
-        let Returns { fresh, read, .. } = self;
+    pub(in crate::paging) fn fresh_return_more(&self) -> bool {
+        let [fresh, read] = self.tallies;
         2 * fresh.came_back * (read.left + 1) > 3 * read.came_back * (fresh.left + 1)
-    }
-
-    /// True if more of the data that had been read was read again, by a fault or ahead of one, than of the fresh data: as
-    /// that of queries that scan the same columns.
-    pub(super) fn read_return_more(&self) -> bool {
-        let Returns { fresh, read, .. } = self;
-        2 * read.read_again * (fresh.left + 1) > 3 * fresh.read_again * (read.left + 1)
     }
 }
 
@@ -109,8 +76,10 @@ mod tests {
         let mut returns = Returns::new(PageCount(64));
         for page in 0..1_000 {
             returns.leave(page % 3 == 0);
-            assert!(returns.fresh.left + returns.read.left <= 64, "{returns:?}");
+            let [fresh, read] = returns.tallies;
+            assert!(fresh.left + read.left <= 64, "{returns:?}");
         }
-        assert!(returns.fresh.left > returns.read.left, "{returns:?}");
+        let [fresh, read] = returns.tallies;
+        assert!(fresh.left > read.left, "{returns:?}");
     }
 }

@@ -48,7 +48,7 @@ impl Evictor {
             {
                 let mut policy = self.pager.memory().policy().lock();
                 content::choose(self.pager.memory(), &mut policy, want, &mut victims);
-                resident = policy.resident();
+                resident = policy.policy.resident();
             }
             went = self.take_out(&mut victims, Listed::No);
             self.fruitless += victims.len().max(1);
@@ -187,14 +187,14 @@ impl Evictor {
     fn policy_goes_first(&mut self, want: usize) -> bool {
         /// Victims that came to nothing so far: then chunks must go.
         const FRUITLESS_MAX: usize = 2 * BATCH_MAX;
-        let (listed, fresh_return, read_return) = {
+        let (listed, fresh_return) = {
             let policy = self.pager.memory().policy().lock();
-            let listed = policy.resident().0 * PAGE as u64;
-            (listed, policy.fresh_return_more(), policy.read_return_more())
+            let listed = policy.policy.resident().0 * PAGE as u64;
+            (listed, policy.returns.fresh_return_more())
         };
         listed * OPEN_PART > self.pager.budget().limit().0
             && self.fruitless <= FRUITLESS_MAX
-            && self.arrivals.policy_goes_first(want as u64, fresh_return, read_return)
+            && self.arrivals.policy_goes_first(want as u64, fresh_return)
     }
 
     /// Takes an open chunk out whole, as the huge page that it mostly is; its pages cool in a run

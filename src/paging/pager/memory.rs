@@ -426,7 +426,7 @@ impl RegionMemory {
             match how {
                 Some(how) => self.note_return(how, policy.arrive(page, how)),
                 None => {
-                    policy.retouched(page);
+                    policy.policy.retouched(page);
                     policy.list(page);
                 }
             }

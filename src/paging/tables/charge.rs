@@ -76,7 +76,7 @@ impl Tables {
     /// Charges what follows from the limit, as far as there is room now; gives back what a limit that
     /// was lowered needs no more. What the policy's lists were seen to take stays charged. For the evictor.
     pub(in crate::paging) fn count_of_limit(&self, memory: &RegionMemory) {
-        let listed = memory.policy().lock().list_numbers();
+        let listed = memory.policy().lock().policy.list_numbers();
         let listed_max = self.listed_max.fetch_max(listed, Ordering::Relaxed).max(listed);
         let pages = memory.budget().limit().0 / PAGE as u64;
         let numbers = pages.min(memory.table().page_count().0).max(listed_max);

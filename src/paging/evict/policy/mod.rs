@@ -25,6 +25,7 @@ pub(in crate::paging) mod bag;
 pub(in crate::paging) mod events;
 pub(in crate::paging) mod pages;
 pub(in crate::paging) mod queues;
+pub(in crate::paging) mod tally;
 pub(in crate::paging) mod tenure;
 #[cfg(test)]
 mod tests;
