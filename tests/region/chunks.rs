@@ -111,6 +111,48 @@ fn a_scan_up_or_down_reads_whole_chunks_and_every_byte_is_right() {
     }
 }
 
+/// The chunk that left last waits until the next one follows. A page of it that is touched meanwhile brings all of it
+/// back, without a read.
+#[test]
+fn a_chunk_that_is_used_while_it_waits_to_leave_comes_back_whole() {
+    let _watch = watchdog("a chunk is used while it waits", Duration::from_secs(240));
+    const UNITS: usize = CHUNK / UNIT;
+    let config = RegionConfig::new().limit(LIMIT);
+    let Some(region) = region(config, mem_store(ByteCount::mib(256))) else { return };
+    let base = region.map(ByteCount::mib(160)).expect("fits the device").cast::<u8>().as_ptr();
+    let mut data = Data { region, base, stamps: vec![0; (160 << 20) / UNIT] };
+    let read = |data: &Data, chunk: usize| {
+        (chunk * UNITS..(chunk + 1) * UNITS).for_each(|unit| data.check(unit));
+    };
+    let (mut waited, mut touched, mut whole) = (None, 0, 0);
+    for chunk in 0..data.stamps.len() / UNITS {
+        (chunk * UNITS..(chunk + 1) * UNITS)
+            .for_each(|unit| data.write(unit, unit as u64 | 1 << 63));
+        assert!(eventually(|| data.region.stats().writes_in_flight == 0));
+        // A thread that has to wait for room makes the evictor hurry: then nothing waits.
+        let before = data.region.stats();
+        if let Some(chunk) = waited.take() {
+            read(&data, chunk);
+            touched += 1;
+            whole += usize::from(data.region.stats().faults_read == before.faults_read);
+        }
+        // They leave in the order in which they came, but for the first, whose first pages came one by one.
+        let gone = before.chunks_evicted as usize;
+        for chunk in gone.saturating_sub(1)..=gone {
+            let cooling = data.region.stats().faults_cooling;
+            data.check(chunk * UNITS + 7);
+            if data.region.stats().faults_cooling > cooling {
+                waited = Some(chunk);
+            }
+        }
+    }
+    println!("{whole} of {touched} came back whole: {:?}", data.region.stats());
+    // None is touched where this thread always had to wait for room.
+    assert!(2 * whole > touched || touched == 0);
+    data.check_all();
+    data.expect_within_limit();
+}
+
 /// What is ahead of the reader is read into frames, or held there, when it is discarded, written or
 /// evicted.
 #[test]

@@ -2,19 +2,25 @@
 
 use crate::paging::evict::Evictor;
 use crate::paging::evict::outgoing::Outgoing;
+use crate::paging::fault::in_memory;
 use crate::paging::fault::starved::take_first;
+use crate::paging::fault::status::Purpose;
 use crate::paging::page::CHUNK_PAGES;
 use crate::paging::page::protocol::{self, Borrowed, Content};
-use crate::paging::page::word::{FrameId, Word};
+use crate::paging::page::word::{FrameId, State, Word};
+use crate::paging::pager::Pager;
 use crate::paging::probes;
 
 impl Evictor {
     /// Decides about frames that have cooled, leaving the youngest `keep`; writes the dirty ones.
     pub(super) fn finish_cooling(&mut self, keep: usize) -> bool {
         let count = self.outgoing.cooling.len().saturating_sub(keep).min(self.writes.room());
-        for _ in 0..count {
-            let frame = take_first(&mut self.outgoing.cooling).expect("counted above");
-            self.finish_frame(frame);
+        let least = self.outgoing.cooling.len() - count;
+        while self.outgoing.cooling.len() > least {
+            let frame = take_first(&mut self.outgoing.cooling).expect("longer than `least`");
+            if !give_run_back(&self.pager, &mut self.outgoing, frame) {
+                self.finish_frame(frame);
+            }
         }
         self.outgoing.due = self.outgoing.due.saturating_sub(count);
         self.release();
@@ -168,4 +174,35 @@ impl Evictor {
         }
         self.release();
     }
+}
+
+/// Brings a chunk back of whose run this frame is the first, if a page of it was touched in the line: it is in use,
+/// which nobody saw before. Its pages are the policy's from now on.
+fn give_run_back(pager: &Pager, outgoing: &mut Outgoing, first: FrameId) -> bool {
+    /// So that room is made, however much is in use.
+    const IN_A_ROW_MAX: u32 = 32;
+    let is_first = (first.0 as usize).is_multiple_of(CHUNK_PAGES);
+    if !is_first || pager.frames().run_of(first).is_none() || outgoing.due > 0 {
+        return false;
+    }
+    let run = first.0..first.0 + CHUNK_PAGES as u32;
+    let is_touched = |frame| {
+        let word = pager.word(pager.frames().page(FrameId(frame))).load();
+        matches!(word.state(), State::Resident | State::Moving)
+    };
+    if outgoing.given_back >= IN_A_ROW_MAX || !run.clone().any(is_touched) {
+        outgoing.given_back = 0;
+        return false;
+    }
+    outgoing.given_back += 1;
+    let mut next = Some(first);
+    while let Some(frame) = next {
+        let page = pager.frames().page(frame);
+        // What becomes of it shows when the evictor looks at what is borrowed.
+        let _ = in_memory::take_back(pager, page, Word::cooling(frame), Purpose::Prefetch);
+        outgoing.borrowed.push_back((frame, None));
+        let follows = outgoing.cooling.front().is_some_and(|next| run.contains(&next.0));
+        next = follows.then(|| outgoing.cooling.pop_front()).flatten();
+    }
+    true
 }

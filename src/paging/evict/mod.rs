@@ -55,7 +55,7 @@ use crate::paging::diagnostics;
 use crate::paging::evict::victims::Chunkwise;
 use crate::paging::fault::sched::Bystander;
 use crate::paging::kernel_filled;
-use crate::paging::page::{BATCH_MAX, PAGE};
+use crate::paging::page::{BATCH_MAX, CHUNK_PAGES, PAGE};
 use crate::paging::pager::frame_pool::standby_count;
 use crate::sys::messages;
 use std::sync::Arc;
@@ -204,13 +204,15 @@ impl Evictor {
     }
 
     /// How many pages that may have been written wait in frames before they leave: a touch brings them back
-    /// without I/O. Streams do not come back soon: their place is used better by what is read ahead.
+    /// without I/O. Streams do not come back soon: their place is used better by what is read ahead. Only the chunk
+    /// that was taken out last waits then: it shows whether it is in use until the next one goes.
     fn line_length(&self) -> usize {
         let streams = self.arrivals.fresh_prevail() || self.arrivals.in_order();
-        if streams || !self.pager.pool().moves() {
-            return 0;
-        }
         let count = standby_count(self.pager.budget().limit());
+        if streams || !self.pager.pool().moves() {
+            let chunk_waits = self.pager.frames().runs() > 2 && self.pager.chunks().any_open();
+            return if chunk_waits && count >= CHUNK_PAGES { CHUNK_PAGES } else { 0 };
+        }
         count.min(self.pager.frames().singles() / 2)
     }
 

@@ -43,6 +43,7 @@ impl Evictor {
                 true => CHUNK_LEN.0,
                 false => self.take_batch_of(PageId(next), end),
             };
+            self.outgoing.make_due();
             self.finish_cooling(0);
             self.collect(Duration::ZERO);
         }
@@ -62,6 +63,7 @@ impl Evictor {
             took = true;
         }
         if took {
+            self.outgoing.make_due();
             self.finish_cooling(0);
         }
         took
@@ -140,6 +142,7 @@ impl Evictor {
     fn finish_until(&mut self, most: usize) -> bool {
         let mut deadline = Deadline::new(self.pager.health().deadline());
         while self.has_hope() && self.outgoing_pages() > most {
+            self.outgoing.make_due();
             self.finish_cooling(0);
             self.finish_borrowed();
             self.collect(Duration::from_millis(1));

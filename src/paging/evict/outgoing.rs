@@ -14,6 +14,8 @@ pub(super) struct Outgoing {
     pub(super) line: usize,
     /// Of these, the first ones, which do not wait.
     pub(super) due: usize,
+    /// Chunks in a row that were in use, and came back from the line.
+    pub(super) given_back: u32,
     /// Pages that have joined the line since those were taken out of it that another hand has.
     pub(super) joined: usize,
     /// Frames whose pages left by another hand that is not finished with them, and the slots that those were being
@@ -43,6 +45,7 @@ impl Outgoing {
             cooling: VecDeque::with_capacity(frames),
             line: 0,
             due: 0,
+            given_back: 0,
             joined: 0,
             borrowed: VecDeque::with_capacity(frames),
             left: Vec::with_capacity(frames),
@@ -50,5 +53,10 @@ impl Outgoing {
             chosen: vec![Instant::now(); frames],
             hashes: vec![0; frames],
         }
+    }
+
+    /// Nothing in the line waits: all of it was asked for.
+    pub(super) fn make_due(&mut self) {
+        self.due = self.cooling.len();
     }
 }

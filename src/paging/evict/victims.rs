@@ -256,12 +256,9 @@ impl Evictor {
         }
     }
 
-    /// The pages of a run of frames cool from now on. They do not wait, for there are few runs.
+    /// The pages of a run of frames cool from now on.
     pub(super) fn cool_run(&mut self, first: FrameId, chosen: Instant) {
-        for frame in (first.0..first.0 + CHUNK_PAGES as u32).rev().map(FrameId) {
-            self.outgoing.chosen[frame.0 as usize] = chosen;
-            self.outgoing.cooling.push_front(frame);
-        }
-        self.outgoing.due += CHUNK_PAGES;
+        self.outgoing.chosen[first.0 as usize..][..CHUNK_PAGES].fill(chosen);
+        self.outgoing.cooling.extend((first.0..).map(FrameId).take(CHUNK_PAGES));
     }
 }

@@ -3,7 +3,7 @@
 pub(in crate::paging) mod fill;
 pub(in crate::paging) mod handler;
 mod huge_reads;
-mod in_memory;
+pub(in crate::paging) mod in_memory;
 mod no_room;
 mod prefetch;
 mod reads;
