@@ -15,7 +15,6 @@ use std::os::unix::process::parent_id;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
 
 const PAGES: usize = 256;
 
@@ -216,17 +215,12 @@ fn memory_that_a_stuck_device_may_still_use_stays_mapped() {
             println!("skipped: the file system cannot be frozen");
             return;
         };
-        // As much as makes the evictor write, and nobody wait for it: slowly where the limit's last pages begin, some of
-        // which are tables.
-        const LAST: usize = 40;
-        let is_stuck = || region.stats().writes_in_flight > 0;
-        for at in (0..pages).take_while(|_| !is_stuck()) {
-            write_word(base + at * PAGE, 1);
-            if at + LAST > pages {
-                std::thread::sleep(Duration::from_millis(100));
-            }
-        }
-        wait_until("a write is stuck", is_stuck);
+        // The evictor is to write, and nobody to wait for it.
+        let some = pages / 4;
+        (0..some).for_each(|at| write_word(base + at * PAGE, 1));
+        let len = ByteCount((some * PAGE) as u64);
+        region.advise(&[bytes(base as *const u8, len)], Advice::PageOut).expect("in the region");
+        wait_until("a write is stuck", || region.stats().writes_in_flight > 0);
         let watched = watched_mappings();
         drop(region);
         let kept = watched.iter().filter(|range| is_mapped(range)).count();
