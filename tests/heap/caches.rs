@@ -9,7 +9,7 @@ use allocator_api2::alloc::Allocator;
 use farheap::{ByteCount, Far, Heap, Local};
 use std::alloc::Layout;
 use std::sync::Barrier;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 /// Each thread's live data is a batch, at most; what a thread would keep alone is 4 MiB and more.
@@ -119,29 +119,35 @@ fn a_thousand_threads_keep_little_and_idle_ones_nothing() {
         touch(&Local, 64 << 10); // Brings in what jemalloc needs once.
         let before = in_use_local();
         let (have_touched, may_end) = (AtomicUsize::new(0), Barrier::new(MANY + 1));
-        let (busy, idle) = std::thread::scope(|scope| {
-            for _ in 0..MANY {
+        let (busy, tiers) = (AtomicU64::new(0), &tiers);
+        let idle = std::thread::scope(|scope| {
+            for n in 0..MANY {
                 let small_stack = std::thread::Builder::new().stack_size(256 << 10);
-                let work = || {
+                let (busy, have_touched, may_end) = (&busy, &have_touched, &may_end);
+                let work = move || {
                     touch(&Local, 64 << 10);
                     tiers.iter().for_each(|tier| touch(&tier.tier(), 1));
+                    // A thread that has just freed blocks keeps some.
+                    if n % 10 == 0 {
+                        busy.fetch_max(kept_far(tiers).0, Relaxed);
+                    }
                     have_touched.fetch_add(1, Relaxed);
                     may_end.wait();
                 };
                 small_stack.spawn_scoped(scope, work).expect("the machine has room");
             }
-            let mut busy = ByteCount::ZERO;
             while have_touched.load(Relaxed) < MANY {
-                busy = busy.max(kept_far(&tiers));
+                busy.fetch_max(kept_far(tiers).0, Relaxed);
                 std::thread::sleep(Duration::from_millis(5));
             }
             let local = || ByteCount(in_use_local().0.saturating_sub(before.0));
-            let is_flushed = eventually(|| kept_far(&tiers) <= LEFT_MAX && local() < KEPT_MAX);
-            let (far, local) = (kept_far(&tiers), local());
+            let is_flushed = eventually(|| kept_far(tiers) <= LEFT_MAX && local() < KEPT_MAX);
+            let (far, local) = (kept_far(tiers), local());
             may_end.wait();
             assert!(is_flushed, "idle threads keep {far} of far memory, {local} of local memory");
-            (busy, local)
+            local
         });
+        let busy = ByteCount(busy.into_inner());
         println!("{MANY} threads kept {busy} of far memory, and idle ones {idle} of local memory");
         assert!(busy < KEPT_MAX && busy > ByteCount::ZERO, "{busy}");
         default.shutdown().expect("everything was freed");
