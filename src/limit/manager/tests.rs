@@ -386,7 +386,7 @@ fn a_ceiling_survives_a_resize_and_what_is_above_it_goes_in_the_background() {
     cache.account.set_ceiling(ByteCount::mib(10));
     let began = Instant::now();
     while cache.account.used() > ByteCount::mib(10) {
-        assert!(began.elapsed() < Duration::from_secs(30), "{} are left", cache.account.used());
+        assert!(began.elapsed() < Duration::from_secs(600), "{} are left", cache.account.used());
         std::thread::sleep(Duration::from_millis(1));
     }
     manager.set_limit(ByteCount::mib(128)).expect("more");
@@ -549,7 +549,7 @@ fn what_is_counted_without_room_shows_as_held_and_is_told_once() {
     assert!(stats.to_string().contains("136.0 MiB OVER the limit"), "{stats}");
     let began = Instant::now();
     while told.load(Ordering::Relaxed) == 0 {
-        assert!(began.elapsed() < Duration::from_secs(60), "{:?}", manager.stats());
+        assert!(began.elapsed() < Duration::from_secs(600), "{:?}", manager.stats());
         std::thread::sleep(Duration::from_millis(5));
     }
     assert!(manager.stats().held_bytes_max >= ByteCount::mib(200));
