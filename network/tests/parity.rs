@@ -486,8 +486,10 @@ fn what_more_servers_lost_than_there_is_parity_is_an_error_not_zeros() {
                 lost += u64::from(end != Ending::Done);
             }
         }
-        // What is written from now on is there.
-        write(&mut queue, &places, 2);
+        // What is written from now on is there, once the queue has connections of its own again.
+        for place in &places {
+            until_done(&mut queue, false, place * PAGE as u64, &mut content(*place, 2));
+        }
         check(&mut queue, &places, 2);
     }
 }
@@ -605,18 +607,21 @@ fn a_slow_read_is_computed_within_the_bound() {
 }
 
 /// Writes four rows of four blocks, of which the first four blocks are on one server, and are computed two by two. Changes
-/// all bytes of that server behind the client's back; returns its number.
-fn write_and_change(servers: &[TestServer], client: &Client, queue: &mut NbdQueue) -> usize {
+/// all bytes of that server behind the client's back; returns its number, and where the first row is.
+fn write_and_change(servers: &[TestServer], queue: &mut NbdQueue) -> (usize, u64) {
     let all: Vec<u64> = (0..16).collect();
     write(queue, &all, 1);
-    let reads = |server: usize| client.stats()[server].reads;
-    let before: Vec<u64> = (0..5).map(reads).collect();
     check(queue, &[0], 1);
-    let own = (0..5).find(|server| reads(*server) > before[*server]).expect("one was asked");
-    let mut memory = servers[own].control.memory();
+    let first = content(0, 1).0;
+    let place_in = |(at, server): (usize, &TestServer)| {
+        let memory = server.control.memory();
+        let row = memory.chunks(PAGE).position(|page| page == first)?;
+        Some((at, memory, row))
+    };
+    let (own, mut memory, row) = servers.iter().enumerate().find_map(place_in).expect("written");
     memory[PAGE..].iter_mut().for_each(|byte| *byte ^= 1);
     servers[own].control.set_memory(memory);
-    own
+    (own, (row * PAGE) as u64)
 }
 
 #[test]
@@ -624,15 +629,11 @@ fn what_was_computed_is_computed_again_when_its_server_writes_over_it() {
     let (servers, addresses) = servers(5);
     let client = striped(&addresses, 1, PATIENT);
     let mut queue = client.open_queue(16).expect("a queue");
-    let own = write_and_change(&servers, &client, &mut queue);
+    let (own, row) = write_and_change(&servers, &mut queue);
     let reads = |server: usize| client.stats()[server].reads;
-    let first = Arc::new(AtomicU64::new(u64::MAX));
     for (at, server) in servers.iter().enumerate() {
-        let first = Arc::clone(&first);
         server.control.plan(move |asked| {
             let is_page = asked.command == READ && asked.offset > 0;
-            let row =
-                first.fetch_min(if is_page { asked.offset } else { u64::MAX }, Ordering::SeqCst);
             let is_second = is_page && asked.offset > row;
             if at == own && is_page || is_second { Plan::Await } else { Plan::Answer }
         });
@@ -667,14 +668,12 @@ fn what_was_computed_is_not_written_over_by_part_of_an_answer() {
     let (servers, addresses) = servers(5);
     let client = striped(&addresses, 1, PATIENT);
     let mut queue = client.open_queue(16).expect("a queue");
-    let own = write_and_change(&servers, &client, &mut queue);
-    let (first, may_send) = (Arc::new(AtomicU64::new(u64::MAX)), Arc::new(AtomicBool::new(false)));
+    let (own, row) = write_and_change(&servers, &mut queue);
+    let may_send = Arc::new(AtomicBool::new(false));
     for (at, server) in servers.iter().enumerate() {
-        let (first, may_send) = (Arc::clone(&first), Arc::clone(&may_send));
+        let may_send = Arc::clone(&may_send);
         server.control.plan(move |asked| {
             let is_page = asked.command == READ && asked.offset > 0;
-            let row =
-                first.fetch_min(if is_page { asked.offset } else { u64::MAX }, Ordering::SeqCst);
             if at == own && is_page {
                 while !may_send.load(Ordering::SeqCst) {
                     std::thread::sleep(Duration::from_millis(1));
