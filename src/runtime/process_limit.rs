@@ -436,8 +436,8 @@ impl RecentMax {
     fn note(&mut self, number: u64, now: Instant) -> u64 {
         let age = now.saturating_duration_since(self.began);
         if age >= SPAN {
-            self.previous = if age >= 2 * SPAN { 0 } else { self.current };
-            (self.began, self.current) = (now, 0);
+            // A stop of any length is one span: what is charged and not there yet has not come meanwhile.
+            (self.began, self.previous, self.current) = (now, self.current, 0);
         }
         self.current = self.current.max(number);
         self.current.max(self.previous)
@@ -458,7 +458,8 @@ mod tests {
         assert_eq!(recent.note(3, at(110)), 9, "of the span before");
         assert_eq!(recent.note(4, at(199)), 9);
         assert_eq!(recent.note(2, at(215)), 4);
-        assert_eq!(recent.note(1, at(900)), 1, "nobody has looked for longer than that");
+        assert_eq!(recent.note(1, at(900)), 2, "the process was stopped");
+        assert_eq!(recent.note(0, at(1001)), 1);
     }
 
     #[test]
