@@ -298,7 +298,7 @@ impl Region {
             if now < last {
                 last = now;
                 stall.restart();
-            } else if stall.is_over() && !self.pager.starved().is_writing() {
+            } else if stall.is_over() {
                 let reason = format!("{now} stay resident of {limit} allowed");
                 return Err(Error::LimitExceeded { reason });
             }

@@ -133,29 +133,6 @@ fn a_lowered_limit_is_reached_with_every_page_dirty() {
     }
 }
 
-/// A device that is slow, not dead: for pages of which it has the write a lowered limit waits.
-#[test]
-fn a_lowered_limit_waits_for_a_slow_device() {
-    /// Longer than it waits where nothing is on its way out.
-    const SLOW: Duration = Duration::from_secs(8);
-    let _watchdog = watchdog("slow device, lowered limit", HUNG);
-    let small = config(Install::Auto).deadline(HUNG);
-    let config = small.clone().limit(ByteCount(small.limit.0 * 2));
-    let pages = resident_pages(&config);
-    let Some(far) = Far::new(config, pages, 1) else { return };
-    far.fill(0..pages);
-    far.control.pause();
-    std::thread::scope(|scope| {
-        let lowers = scope.spawn(|| far.region.set_limit(small.limit));
-        wait_until("writes", || far.control.held() > 0);
-        std::thread::sleep(SLOW);
-        far.control.release();
-        lowers.join().expect("no panic").expect("the device answers in time");
-    });
-    assert!(far.stats().resident_bytes.0 <= small.limit.0);
-    far.check(0..pages);
-}
-
 /// What an explicit eviction could not take out can still be taken out later.
 #[test]
 fn pages_that_refused_an_eviction_are_not_forgotten() {
