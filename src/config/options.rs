@@ -167,7 +167,7 @@ macro_rules! for_options {
         /// where far pointers never reach a system call.
         mode: value(FaultMode) = FaultMode::Auto,
             "which threads resolve faults, and what happens where only faults from user mode are permitted",
-            { region c text mode, "", "", "`user`, `in_thread`: no system call gets far memory (Limits, *Privileges*)" };
+            { region c text mode, "", "", "`user`, `in_thread`: your system calls never use far memory (Limits, *Privileges*)" };
 
         /// The cipher is AES-256-GCM. The key is made at start-up and lives only in this process; a
         /// page that was changed or exchanged on the device counts as lost, like one whose checksum
@@ -197,7 +197,7 @@ macro_rules! for_options {
         /// farheap-lab --bench metadata`), or where even 1 % of the data is more RAM than there is.
         far_metadata: value(bool) = false,
             "whether jemalloc keeps its metadata of far memory in the tier itself",
-            { heap c switch far_metadata, "", "", "metadata of 1 % of the data does not fit into memory" };
+            { heap c switch far_metadata, "", "", "metadata (1 % of the data) does not fit into memory" };
 
         /// Such as memory that has no processors of its own: that of another socket, or CXL memory, which
         /// Linux shows as a node. All of a tier's resident pages are there; a limit that holds all of its
