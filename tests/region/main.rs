@@ -10,3 +10,4 @@ mod probes;
 mod shadow;
 mod soak;
 mod stats;
+mod waiting;

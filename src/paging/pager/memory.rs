@@ -140,6 +140,8 @@ impl RegionMemory {
                 return Err(install_error(outcome));
             }
             self.copy_page(page, frame, Protect::No)?;
+            // SAFETY: the page has the content. The charge is the page's now: the frame's memory goes at once.
+            drop(unsafe { self.mapper.discard(&[Piece::new(src, PAGE)]) });
         }
         Ok(FrameOutcome::MovedBack)
     }
