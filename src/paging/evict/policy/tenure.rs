@@ -55,8 +55,9 @@ const AHEAD_MEMORY: i64 = 64;
 /// Refault distance, in sizes of the main set, up to which a page it gave up counts as alive.
 const ALIVE_MAIN_SETS: u64 = 4;
 
-/// The part of the resident pages whose number of pages that left is remembered: with all, DataFusion read a tenth more.
+/// Pages that left are remembered up to this part of the number of resident pages: a list may be worth less soon.
 const MEMORY_PART: u64 = 4;
+/// But this number in any case: of fewer the return of one would decide.
 const MEMORY_MIN: u64 = 256;
 
 /// Refault distance, in parts of the main set, up to which a page is hot. With a half, ranges that are
@@ -258,7 +259,7 @@ impl Tenure {
 struct Vitality {
     /// Those on probation, and of the main set.
     tallies: [Tally; 2],
-    /// Victims since the list that does not give up the next one gave up one.
+    /// Victims since the last probe.
     since_probe: u64,
 }
 
