@@ -151,11 +151,11 @@ typedef struct farheap_config {
     size_t size;
     /* instead of limit: its share of the memory available, 1 to 100 */
     uint64_t limit_percent;
-    /* the maximum resident memory of the process, in bytes; size, share of the memory available,
-     * auto, or off; default auto */
+    /* the maximum resident memory of the process, in bytes; size, share of memory, auto, or off;
+     * default auto */
     uint64_t limit;
-    /* the maximum far memory that may be resident, in bytes; size, share of the memory available,
-     * or auto; default auto */
+    /* the maximum far memory that may be resident, in bytes; size, share of memory, or auto;
+     * default auto */
     uint64_t far_limit;
     /* the block device or regular file that keeps evicted pages; block device, file, or
      * nbd://HOST/EXPORT; its contents are lost; default a temporary file */

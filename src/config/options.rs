@@ -43,7 +43,7 @@ macro_rules! for_options {
         /// counts local memory, start-up fails where this is set.
         limit: limit(Limit) or "off" = Limit::Auto,
             "the maximum resident memory of the process, in bytes",
-            { heap c bytes limit, "size, share of the memory available, `auto`, or `off`", "",
+            { heap c bytes limit, "size, share of memory, `auto`, or `off`", "",
               "others share the machine" };
 
         /// It is at least 8 MiB, and has no effect above
@@ -53,8 +53,8 @@ macro_rules! for_options {
         /// half of its memory; where the limit is off, half of the memory available. Set it for a further tier, or to keep memory for what is not far.
         far_limit: limit(Limit) = Limit::Auto,
             "the maximum far memory that may be resident, in bytes",
-            { far c bytes far_limit, "size, share of the memory available, or `auto`", "",
-              "a tier has a part of the limit" };
+            { far c bytes far_limit, "size, share of memory, or `auto`", "",
+              "far memory alone is to be bounded, or a further tier" };
 
         /// **Its contents are overwritten**, so it must begin with zeros or with what an earlier
         /// run left, unless [`overwrite`](Builder::overwrite) is set.
@@ -197,7 +197,7 @@ macro_rules! for_options {
         /// farheap-lab --bench metadata`), or where even 1 % of the data is more RAM than there is.
         far_metadata: value(bool) = false,
             "whether jemalloc keeps its metadata of far memory in the tier itself",
-            { heap c switch far_metadata, "", "", "metadata (1 % of the data) does not fit into memory" };
+            { heap c switch far_metadata, "", "", "jemalloc's metadata (some 1 % of the data) does not fit into memory" };
 
         /// Such as memory that has no processors of its own: that of another socket, or CXL memory, which
         /// Linux shows as a node. All of a tier's resident pages are there; a limit that holds all of its
