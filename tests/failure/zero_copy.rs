@@ -149,6 +149,44 @@ fn pipes_of_chunks_deliver_what_was_spliced() {
     pipes("pipes of chunks", with_chunks(Install::Auto));
 }
 
+/// A run of frames that a direct store has filled keeps its memory for the next use, but not once that has been in the
+/// region.
+#[test]
+fn pipes_of_chunks_that_were_stored_directly_deliver_what_was_spliced() {
+    const CHUNK_PAGES: usize = (2 << 20) / PAGE;
+    let name = "pipes of chunks that were stored directly";
+    let _watchdog = watchdog(name, LIMIT);
+    let config = with_chunks(Install::Auto);
+    let pages = (config.limit.0 * 2 / 4096) as usize;
+    let Some(far) = Far::new(config, pages, 1) else { return };
+    let mut chunk = vec![0_u64; CHUNK_PAGES * PAGE / 8];
+    for first in (0..pages).step_by(CHUNK_PAGES) {
+        for (page, words) in (first..).zip(chunk.chunks_exact_mut(PAGE / 8)) {
+            (words[0], words[PAGE / 8 - 1]) = (stamp(page), !stamp(page));
+        }
+        // SAFETY: mapped, and nobody else uses it.
+        if !unsafe { far.region.store_chunk(far.addr(first) as *mut u64, &chunk) } {
+            far.fill(first..first + CHUNK_PAGES);
+        }
+    }
+    for round in 0..3 {
+        let mut filled = Vec::new();
+        for first in (0..pages).step_by(CHUNK_PAGES) {
+            far.check(first..first + 8);
+            if filled.len() < 2 * STREAMS {
+                filled.push((first, splice(&far, first)));
+            }
+            far.check(first + 8..first + CHUNK_PAGES);
+        }
+        for (first, (reader, _writer)) in &mut filled {
+            let mut bytes = vec![0u8; PIPE_BYTES];
+            reader.read_exact(&mut bytes).expect("it holds as much");
+            check_bytes(*first, &bytes, &format!("{name}, round {round}"));
+        }
+    }
+    println!("{}", far.stats());
+}
+
 #[test]
 fn pipes_of_faults_in_thread_deliver_what_was_spliced() {
     pipes("pipes, in-thread", config(Install::Auto).mode(FaultMode::InThread));

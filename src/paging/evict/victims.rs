@@ -242,7 +242,6 @@ impl Evictor {
     ) -> Chunkwise {
         let pager = &self.pager;
         let chosen = Instant::now();
-        pager.frames().spare_runs().set_filled(run, false);
         match close(pager.memory()) {
             CloseOutcome::Taken => {
                 self.cool_run(run, chosen);

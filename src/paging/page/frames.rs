@@ -244,6 +244,7 @@ impl Frames {
         // takes a huge page apart, and the kernel fills with small ones.
         // SAFETY: the run is this thread's, and nothing is mapped there (invariant 2).
         drop(unsafe { self.staging.discard(run * HUGE_PAGE, HUGE_PAGE) });
+        self.spare_runs.set_filled(FrameId((run * CHUNK_PAGES) as u32), false);
         Some(FrameId((run * CHUNK_PAGES) as u32))
     }
 

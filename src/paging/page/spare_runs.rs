@@ -4,8 +4,8 @@
 //! nobody else reads it (`frames`, invariant 4). Any chunk that is read or stored can use it; a fresh chunk needs zeros.
 //!
 //! # Invariants
-//! 1. Whether a run is filled is changed by the evictor alone, while the run is its own. So it holds for each run that
-//!    is whole in its hands, and for those that are listed.
+//! 1. A run is not filled when it is taken empty; the evictor notes that it was filled, while the run is its own. So it
+//!    holds for each run that is whole in the evictor's hands, and for those that are listed.
 
 use crate::base::strict_assert;
 use crate::base::sync::{AtomicBool, AtomicUsize, Ordering, Rank};
