@@ -196,7 +196,8 @@ impl Evictor {
             // Only now: while there is room nothing leaves because other memory arrives.
             self.outgoing.line = self.line_length();
             self.tidy_line();
-            if self.pager.pool().waiters().is_starving() || self.pager.pool().excess() > 0 {
+            let pool = self.pager.pool();
+            if pool.waiters().is_starving() || pool.excess() + pool.managed().deficit() > 0 {
                 keep = keep.saturating_sub(wanted);
             }
         }

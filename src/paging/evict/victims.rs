@@ -240,16 +240,15 @@ impl Evictor {
         run: FrameId,
         close: impl FnOnce(&RegionMemory) -> CloseOutcome,
     ) -> Chunkwise {
-        let pager = &self.pager;
         let chosen = Instant::now();
-        match close(pager.memory()) {
+        match close(self.pager.memory()) {
             CloseOutcome::Taken => {
                 self.cool_run(run, chosen);
                 Chunkwise::Went
             }
             outcome => {
                 let frames = (run.0..).take(CHUNK_PAGES).map(FrameId);
-                frames.for_each(|frame| pager.frames().put_empty(frame));
+                frames.for_each(|frame| self.pager.frames().put_empty(frame));
                 if outcome == CloseOutcome::Listed { Chunkwise::Closed } else { Chunkwise::Unfit }
             }
         }
