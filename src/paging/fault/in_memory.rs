@@ -214,6 +214,12 @@ pub(in crate::paging) fn take_back(
             }
             Some(FaultStatus::Resolved)
         }
+        // Nobody waits for it.
+        Err(_) if purpose == Purpose::Prefetch => {
+            pager.pool().uncharge_copy();
+            pager.publish(page, moving, Word::cooling(frame));
+            Some(FaultStatus::Resolved)
+        }
         Err(error) => {
             pager.pool().uncharge_copy();
             let answer = lost::not_mapped(pager, page, moving, Word::cooling(frame), &error);

@@ -446,6 +446,7 @@ impl RegionMemory {
         to: Word,
         how: Option<Insert>,
     ) {
+        self.mapper.note_mapped();
         self.publish_resident(page, from, to, how);
         self.wake(page);
     }
