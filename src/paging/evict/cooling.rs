@@ -6,6 +6,7 @@ use crate::paging::fault::in_memory;
 use crate::paging::fault::starved::take_first;
 use crate::paging::fault::status::Purpose;
 use crate::paging::page::CHUNK_PAGES;
+use crate::paging::page::frame_meta::FrameOutcome;
 use crate::paging::page::protocol::{self, Borrowed, Content};
 use crate::paging::page::word::{FrameId, State, Word};
 use crate::paging::pager::Pager;
@@ -80,18 +81,18 @@ impl Evictor {
     }
 
     /// Takes those frames out of the standby line that another hand has taken the page from, now and then: they
-    /// count as waiting pages as long as they are in it.
+    /// count as waiting pages as long as they are in it, and keep the memory of pages that were discarded.
     pub(super) fn tidy_line(&mut self) {
-        if self.outgoing.joined <= self.outgoing.cooling.len() / 4 {
-            return;
-        }
         self.outgoing.joined = 0;
         let Outgoing { cooling, borrowed, due, .. } = &mut self.outgoing;
         let mut at = 0;
         let pager = &self.pager;
         cooling.retain(|&frame| {
-            let page = pager.frames().page(frame);
-            let waits = at < *due || pager.word(page).load() == Word::cooling(frame);
+            let outcome = pager.frames().meta_of(frame).outcome();
+            // A chunk that was touched comes back whole by its first frame.
+            let waits = at < *due
+                || outcome == FrameOutcome::Open
+                || outcome == FrameOutcome::MovedBack && pager.frames().run_of(frame).is_some();
             at += 1;
             if !waits {
                 borrowed.push_back((frame, None));
@@ -186,23 +187,19 @@ fn give_run_back(pager: &Pager, outgoing: &mut Outgoing, first: FrameId) -> bool
         return false;
     }
     let run = first.0..first.0 + CHUNK_PAGES as u32;
-    let is_touched = |frame| {
-        let word = pager.word(pager.frames().page(FrameId(frame))).load();
-        matches!(word.state(), State::Resident | State::Moving)
-    };
+    let state = |frame| pager.word(pager.frames().page(FrameId(frame))).load().state();
+    let is_touched = |frame| matches!(state(frame), State::Resident | State::Moving);
     if outgoing.given_back >= IN_A_ROW_MAX || !run.clone().any(is_touched) {
         outgoing.given_back = 0;
         return false;
     }
     outgoing.given_back += 1;
-    let mut next = Some(first);
-    while let Some(frame) = next {
+    let count = outgoing.cooling.iter().take_while(|next| run.contains(&next.0)).count();
+    for frame in [first].into_iter().chain(outgoing.cooling.drain(..count)) {
         let page = pager.frames().page(frame);
         // What becomes of it shows when the evictor looks at what is borrowed.
         let _ = in_memory::take_back(pager, page, Word::cooling(frame), Purpose::Prefetch);
         outgoing.borrowed.push_back((frame, None));
-        let follows = outgoing.cooling.front().is_some_and(|next| run.contains(&next.0));
-        next = follows.then(|| outgoing.cooling.pop_front()).flatten();
     }
     true
 }

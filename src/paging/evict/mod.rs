@@ -57,6 +57,7 @@ use crate::paging::fault::sched::Bystander;
 use crate::paging::kernel_filled;
 use crate::paging::page::{BATCH_MAX, CHUNK_PAGES, PAGE};
 use crate::paging::pager::frame_pool::standby_count;
+use crate::paging::pager::reclaim;
 use crate::sys::messages;
 use std::sync::Arc;
 use std::time::Duration;
@@ -89,6 +90,9 @@ impl Evictor {
         let discarded = !worked && self.discard_slots();
         if !asked && !worked && !discarded {
             self.pager.tables().release(self.pager.memory());
+            if self.writes.is_idle() {
+                self.tidy_line();
+            }
         }
         let discarded = discarded
             || !worked && self.pager.tables().sleep_slots(self.pager.memory(), self.pager.slots());
@@ -195,7 +199,9 @@ impl Evictor {
         if wanted > 0 {
             // Only now: while there is room nothing leaves because other memory arrives.
             self.outgoing.line = self.line_length();
-            self.tidy_line();
+            if self.outgoing.joined > self.outgoing.cooling.len() / 4 {
+                self.tidy_line();
+            }
             let pool = self.pager.pool();
             if pool.waiters().is_starving() || pool.excess() + pool.managed().deficit() > 0 {
                 keep = keep.saturating_sub(wanted);
@@ -232,16 +238,10 @@ impl Evictor {
     /// Evicts one batch if there is a need. Returns whether it changed anything.
     fn make_room(&mut self) -> bool {
         // Above a limit that was lowered: spare memory goes first, which costs nobody a fault.
-        if self.pager.pool().excess() > 0 {
-            if self.pager.pool().free_spare_run() > 0 {
-                self.made_room(1);
-                return true;
-            }
-            if let Some(frame) = self.pager.frames().take_spare() {
-                self.pager.pool().free(frame, 1);
-                self.made_room(1);
-                return true;
-            }
+        let pool = self.pager.pool();
+        if pool.excess() > 0 && reclaim::free_spares(pool, 1, 0) > 0 {
+            self.made_room(1);
+            return true;
         }
         self.look_at_arrivals();
         let wanted = self.wanted();

@@ -195,7 +195,7 @@ pub(in crate::paging) fn map_fills(
         Err(error) => {
             let moving = read[0].moving;
             let stored = Word::stored(moving.slot().expect("a fill has a slot"));
-            let status = lost::not_mapped(pager, page, moving, stored, &error);
+            let status = lost::not_mapped(pager, page, (moving, stored), read[0].wanted, &error);
             pager.pool().cancel_fill(first);
             pager.wake(page);
             return Err(status);

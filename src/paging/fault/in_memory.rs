@@ -86,7 +86,7 @@ fn fill_zeros(pager: &Pager, page: PageId) -> Option<FaultStatus> {
             pager.publish(page, moving, Word::EMPTY);
             Some(FaultStatus::NoRoom)
         }
-        Err(error) => Some(lost::not_mapped(pager, page, moving, Word::EMPTY, &error)),
+        Err(error) => Some(lost::not_mapped(pager, page, (moving, Word::EMPTY), true, &error)),
     }
 }
 
@@ -214,15 +214,10 @@ pub(in crate::paging) fn take_back(
             }
             Some(FaultStatus::Resolved)
         }
-        // Nobody waits for it.
-        Err(_) if purpose == Purpose::Prefetch => {
-            pager.pool().uncharge_copy();
-            pager.publish(page, moving, Word::cooling(frame));
-            Some(FaultStatus::Resolved)
-        }
         Err(error) => {
             pager.pool().uncharge_copy();
-            let answer = lost::not_mapped(pager, page, moving, Word::cooling(frame), &error);
+            let (words, is_wanted) = ((moving, Word::cooling(frame)), purpose == Purpose::Fault);
+            let answer = lost::not_mapped(pager, page, words, is_wanted, &error);
             if pager.word(page).load().state() == State::Poisoned {
                 pager.slots().put(slot);
                 pager.frames().decide(frame, FrameOutcome::Dropped);

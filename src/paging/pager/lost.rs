@@ -22,17 +22,17 @@ pub(in crate::paging) fn is_passing(mapper: &Mapper, deadline: Duration, error: 
 }
 
 /// Says what is to become of a fault whose page, `moving` by this thread, could not be mapped.
-/// `before` is what the page was.
+/// `before` is what the page was; one that no fault waits for becomes that again.
 pub(in crate::paging) fn not_mapped(
     pager: &Pager,
     page: PageId,
-    moving: Word,
-    before: Word,
+    (moving, before): (Word, Word),
+    is_wanted: bool,
     error: &Error,
 ) -> FaultStatus {
     match errno_of(error) {
         // The program has unmapped the range: who touches it gets what that costs.
-        sys::ENOENT => {
+        errno if errno == sys::ENOENT || !is_wanted => {
             pager.publish(page, moving, before);
             pager.wake(page);
             FaultStatus::Resolved

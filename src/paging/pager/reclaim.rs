@@ -15,7 +15,7 @@ use std::time::Duration;
 const STALL_MAX: Duration = Duration::from_millis(100);
 
 /// Frees spare frames, down to `keep` bytes of them.
-fn free_spares(pool: &FramePool, want: u64, keep: u64) -> u64 {
+pub(in crate::paging) fn free_spares(pool: &FramePool, want: u64, keep: u64) -> u64 {
     let frames = pool.staging();
     let mut freed = 0;
     while freed < want && frames.spare_bytes() as u64 > keep {
