@@ -131,6 +131,33 @@ fn temporary_memory_takes_the_room_of_far_pages_and_their_data_survives() {
         .expect("mapped above");
 }
 
+/// Pages that wait in frames before they leave are given to others like any, down to the region's floor.
+#[test]
+fn far_memory_gives_up_the_pages_that_wait_to_leave() {
+    let _watch = watchdog("pages that wait to leave", HANG);
+    let manager = manager(256);
+    manager.set_deadline(Duration::from_secs(30));
+    let Some(region) = far(&manager, mem_store(ByteCount::mib(512))) else { return };
+    let len = ByteCount::mib(300);
+    let data = region.map(len).expect("mapped").cast::<u8>();
+    write_numbers(data, len, 5);
+    // Read and written at random, pages wait.
+    let mut dice = Dice::new(6);
+    for _ in 0..len.as_usize() / STEP {
+        let at = dice.below(len.get() / STEP as u64) as usize * STEP;
+        // SAFETY: within the range, which this test alone uses.
+        let word = unsafe { data.add(at) }.cast::<u64>();
+        // SAFETY: written by `write_numbers`, aligned to 4 KiB.
+        let number = unsafe { word.read_volatile() };
+        // SAFETY: as above.
+        unsafe { word.write_volatile(number) };
+    }
+    let other = manager.join("other").expect("an account");
+    manager.charge(&other, ByteCount::mib(244)).expect("the rest is more than the floor");
+    other.uncharge(ByteCount::mib(244));
+    assert_numbers(data, len, 5);
+}
+
 #[test]
 fn far_memory_takes_the_room_of_clean_table_pages_before_it_evicts_its_own() {
     let _watch = watchdog("far memory over table pages", HANG);

@@ -212,6 +212,30 @@ fn a_protected_chunk_that_comes_back_is_not_in_memory_twice() {
     });
 }
 
+/// What was freed while it waited leaves although nobody wants room.
+#[test]
+fn pages_that_were_freed_while_they_waited_keep_no_memory() {
+    const COUNT: usize = 4096;
+    let _watch = watchdog("freed while they waited", HANG);
+    let config = RegionConfig::new().limit(RegionConfig::LIMIT_MIN);
+    let Some(region) = region(config, mem_store(ByteCount::mib(64))) else { return };
+    let base = region.map(ByteCount((COUNT * UNIT) as u64)).expect("fits the device");
+    let mut dice = Dice::new(seed("freed while they waited"));
+    // Written at random, pages wait.
+    for _ in 0..4 * COUNT {
+        let unit = dice.below(COUNT as u64) as usize;
+        let byte = base.cast::<u8>().as_ptr().wrapping_add(unit * UNIT);
+        // SAFETY: in the mapping, which this thread alone uses.
+        unsafe { byte.write_volatile(1) };
+    }
+    // SAFETY: mapped above; nobody needs what is there.
+    unsafe { region.unmap(base) }.expect("just mapped");
+    // Frames that are ready to be read into.
+    let spare = ByteCount(256 << 10);
+    let of_data = || region.stats().charged_bytes.0 - region.stats().metadata_bytes.0;
+    assert!(eventually(|| of_data() <= spare.0), "{}", region.stats());
+}
+
 /// Anonymous memory of this process.
 fn anonymous_kib() -> u64 {
     let text = std::fs::read_to_string("/proc/self/smaps_rollup").expect("of this process");
