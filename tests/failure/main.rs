@@ -14,6 +14,7 @@ mod block_device;
 mod direct_io;
 mod forks;
 mod in_thread;
+mod kernel;
 mod limits;
 mod mapped_over;
 mod messages;
