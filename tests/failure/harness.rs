@@ -10,7 +10,7 @@ use farheap::store::{MemStore, Store};
 use farheap::{ByteCount, Stats};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -40,11 +40,20 @@ const HITS_MAX: usize = 64;
 static HITS: [AtomicUsize; HITS_MAX] = [const { AtomicUsize::new(0) }; HITS_MAX];
 static HIT_COUNT: AtomicUsize = AtomicUsize::new(0);
 static RESUMED: AtomicUsize = AtomicUsize::new(0);
+/// The thread that resumes the others, and must not be parked itself.
+static RESUMER: AtomicI32 = AtomicI32::new(0);
 
 /// Parks the thread until it is resumed; then the access is repeated.
 extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     // SAFETY: the kernel hands a handler with SA_SIGINFO a valid structure.
     let info = unsafe { &*info };
+    // SAFETY: takes no pointers.
+    if unsafe { libc::gettid() } == RESUMER.load(Ordering::Relaxed) {
+        const SAID: &[u8] = b"a page is lost that the case needs: the device is late?\n";
+        // SAFETY: a static, as long as it is.
+        unsafe { libc::write(libc::STDERR_FILENO, SAID.as_ptr().cast(), SAID.len()) };
+        std::process::abort();
+    }
     // SAFETY: a SIGBUS carries an address.
     let addr = unsafe { info.si_addr() } as usize;
     let hit = HIT_COUNT.fetch_add(1, Ordering::AcqRel);
@@ -57,8 +66,10 @@ extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
     }
 }
 
-/// Makes every SIGBUS park its thread.
+/// Makes every SIGBUS park its thread, but for the caller, which it ends with the process.
 pub(crate) fn park_on_sigbus() {
+    // SAFETY: takes no pointers.
+    RESUMER.store(unsafe { libc::gettid() }, Ordering::Relaxed);
     // SAFETY: all zeros is a valid sigaction.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = on_sigbus as *const () as usize;
