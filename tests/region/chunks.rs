@@ -248,6 +248,37 @@ fn fresh_chunks_that_are_asked_out_leave_whole() {
     data.expect_within_limit();
 }
 
+/// Where a part of a chunk is stored, the kernel cannot fill the rest. Zeros come by several pages at a fault there if
+/// memory is filled in order, and by one else.
+#[test]
+fn fresh_pages_beside_stored_ones_come_by_several_if_they_are_filled_in_order() {
+    let _watch = watchdog("beside stored ones", Duration::from_secs(120));
+    let Some(mut data) = Data::stored() else { return };
+    let (first, count) = (CHUNK / UNIT / 2, CHUNK / UNIT / 2);
+    let (ptr, len) = data.range(first, count);
+    for is_in_order in [true, false] {
+        // SAFETY: nobody needs what the range holds, which this thread alone uses.
+        unsafe { data.region.discard(bytes(ptr, len).cast_mut()) }
+            .expect("whole pages of the mapping");
+        let before = data.region.stats();
+        let units = (first..first + count).skip(1).step_by(if is_in_order { 1 } else { 32 });
+        units.clone().for_each(|unit| data.write(unit, unit as u64 | 1 << 61));
+        let after = data.region.stats();
+        let faults = after.faults_zero - before.faults_zero;
+        if is_in_order {
+            assert!(faults < count as u64 / 8, "{faults} for {count} pages");
+        } else {
+            assert_eq!(faults, units.clone().count() as u64);
+            assert!(after.charged_bytes.0 < before.charged_bytes.0 + 2 * faults * UNIT as u64);
+        }
+        (0..CHUNK / UNIT)
+            .filter(|unit| !(first..first + count).contains(unit))
+            .for_each(|unit| data.check(unit));
+        units.for_each(|unit| data.check(unit));
+    }
+    data.expect_within_limit();
+}
+
 /// Each chunk has left before the next is begun, as where the evictor keeps up with a thread that fills memory in
 /// order. Those after the first come as huge pages all the same, without a page that came by itself.
 #[test]

@@ -85,8 +85,7 @@ impl Evictor {
     pub(super) fn tidy_line(&mut self) {
         self.outgoing.joined = 0;
         let Outgoing { cooling, borrowed, due, .. } = &mut self.outgoing;
-        let mut at = 0;
-        let pager = &self.pager;
+        let (mut at, pager) = (0, &self.pager);
         cooling.retain(|&frame| {
             let outcome = pager.frames().meta_of(frame).outcome();
             // A chunk that was touched comes back whole by its first frame.
@@ -104,8 +103,7 @@ impl Evictor {
     /// Finds out what a cooled page needs.
     fn finish_frame(&mut self, frame: FrameId) {
         let pager = &self.pager;
-        let page = pager.frames().page(frame);
-        let slot = pager.frames().slot(frame);
+        let (page, slot) = (pager.frames().page(frame), pager.frames().slot(frame));
         if pager.word(page).load() != Word::cooling(frame) {
             self.outgoing.borrowed.push_back((frame, None));
             return;
@@ -121,18 +119,14 @@ impl Evictor {
             self.outgoing.borrowed.push_back((frame, None));
             return;
         }
-        if pager.frames().meta_of(frame).prefetched() {
-            match content {
-                Content::Clean(_) => pager.counters().prefetch_unused.bump(),
-                // Somebody has written it.
-                Content::Zero | Content::Dirty => pager.counters().prefetch_hits.bump(),
-            }
+        let (note, is_clean) = (pager.frames().meta_of(frame), same.is_some());
+        if note.prefetched() {
+            let counters = pager.counters();
+            if is_clean { &counters.prefetch_unused } else { &counters.prefetch_hits }.bump();
         }
-        if pager.frames().meta_of(frame).guessed() {
-            match content {
-                Content::Clean(_) => pager.readahead().was_not_written(page),
-                Content::Zero | Content::Dirty => pager.readahead().was_written(page),
-            }
+        if note.guessed() {
+            let readahead = pager.readahead();
+            if is_clean { readahead.was_not_written(page) } else { readahead.was_written(page) }
         }
         match content {
             // The slot is chosen together with its neighbours', in `write_dirty`.

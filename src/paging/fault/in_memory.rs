@@ -20,6 +20,7 @@ use crate::paging::page::word::{State, Word};
 use crate::paging::page::{PAGE, PAGE_SIZE};
 use crate::paging::pager::Pager;
 use crate::paging::pager::lost;
+use crate::paging::pager::mapper::ZEROS_LEN;
 use crate::paging::pager::memory::RegionMemory;
 use crate::paging::pager::table::{CLUSTER_PAGES, PageTable};
 use crate::sys;
@@ -70,24 +71,38 @@ fn fill_zeros(pager: &Pager, page: PageId) -> Option<FaultStatus> {
         OpenOutcome::Unfit => {}
     }
     let moving = Word::moving(None);
-    pager.word(page).try_change(Word::EMPTY, moving).ok()?;
-    if !pager.chunks().is_still_closed(chunk) {
-        pager.publish(page, moving, Word::EMPTY);
-        return Some(FaultStatus::TryAgain);
+    let row = take_empty(pager.table(), page, moving)?;
+    let is_closed = pager.chunks().is_still_closed(chunk);
+    let installed = if is_closed { pager.memory().install_zeros(page, row) } else { Ok(0) };
+    let count = *installed.as_ref().unwrap_or(&0);
+    for at in usize::from(installed.is_err())..row {
+        let (page, resident) = (PageId(page.0 + at as u64), Word::resident(None));
+        match at < count {
+            true => pager.memory().publish_resident(page, moving, resident, Some(Insert::Fresh)),
+            false => pager.publish(page, moving, Word::EMPTY),
+        }
     }
-    match pager.memory().install_zeros(page) {
-        Ok(true) => {
-            pager.memory().publish_mapped(page, moving, Word::resident(None), Some(Insert::Fresh));
-            pager.counters().faults_zero.bump();
-            pager.pool().check_low();
-            Some(FaultStatus::Resolved)
-        }
-        Ok(false) => {
-            pager.publish(page, moving, Word::EMPTY);
-            Some(FaultStatus::NoRoom)
-        }
+    if count > 0 {
+        pager.mapper().note_mapped();
+        pager.counters().faults_zero.bump();
+        pager.pool().check_low();
+        // Last: a thread that is woken may run at once in place of this one.
+        pager.wake(page);
+        return Some(FaultStatus::Resolved);
+    }
+    match installed {
+        Ok(_) => Some(if is_closed { FaultStatus::NoRoom } else { FaultStatus::TryAgain }),
         Err(error) => Some(lost::not_mapped(pager, page, (moving, Word::EMPTY), true, &error)),
     }
+}
+
+/// Makes an `Empty` page `moving`, and those behind it as far as zeros may come in at once, if the page before it is in
+/// use: memory is filled in order there. Returns how many; `None`: the page's word changed.
+fn take_empty(table: &PageTable, page: PageId, moving: Word) -> Option<usize> {
+    let take = |page: &u64| table.word(PageId(*page)).try_change(Word::EMPTY, moving).is_ok();
+    let follows = page.0.checked_sub(1).is_some_and(|before| table.holds_something(before));
+    let end = if follows { (page.0 + 1).next_multiple_of(ZEROS_LEN) } else { page.0 + 1 };
+    Some((page.0..end).take_while(take).count()).filter(|count| *count > 0)
 }
 
 /// `Resident`: a first write to a protected page, a hole that the program made (`MADV_DONTNEED`), or a lost race.
@@ -200,8 +215,7 @@ pub(in crate::paging) fn take_back(
         pager.pool().uncharge_copy();
         return None;
     };
-    let moving = Word::moving(None);
-    let prefetched = note.prefetched();
+    let (moving, prefetched) = (Word::moving(None), note.prefetched());
     match pager.memory().return_frame(page, frame) {
         Ok(outcome) => {
             let unseen = prefetched && purpose == Purpose::Prefetch;

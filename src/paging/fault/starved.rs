@@ -3,7 +3,7 @@
 //! A fault for which there is no frame, or no memory within the limit, waits here, whichever handler
 //! has read its event, until one of them finds room for it. There are two classes, because what the
 //! faults need differs: a page with *content* needs room for itself, a *fresh* one must leave some
-//! (`FramePool::has_room_for_fresh`), or needs a whole chunk. Each class has a queue, whose first is
+//! (`FramePool::charge_fresh`), or needs a whole chunk. Each class has a queue, whose first is
 //! served first. Content may pass what is fresh, but nothing that has waited for [`PASSED_MAX`]; while
 //! nothing fresh can be served at all, because the device takes no writes, it always may.
 //!

@@ -217,11 +217,12 @@ impl FramePool {
         (charged > 0).then_some((first, charged))
     }
 
-    /// True if fresh pages may still be mapped. They leave some room, because they cannot be
+    /// Charges fresh pages, if they may still be mapped. They leave some room, because they cannot be
     /// evicted while the device is full: pages that have a slot come and go through it, so that
     /// what was written stays readable.
-    pub(in crate::paging) fn has_room_for_fresh(&self) -> bool {
-        self.available() >= self.watermarks.for_fresh().0 + PAGE_SIZE.0
+    pub(in crate::paging) fn charge_fresh(&self, count: usize) -> bool {
+        let room = self.watermarks.for_fresh().0 + (count * PAGE) as u64;
+        self.available() >= room && self.charge_pages(count)
     }
 
     /// Charges `bytes` if the limit has room for them and `headroom` more; spare frames give way if that is enough.
@@ -461,9 +462,8 @@ pub(in crate::paging) const RUNS_MAX: usize = 8;
 /// within bounds, but as many as are on their way out at once.
 fn run_count(limit: ByteCount) -> usize {
     let eighth = limit.as_usize() / 8 / HUGE_PAGE;
-    if eighth == 0 {
-        0
-    } else {
-        eighth.max(room::ahead(limit).as_usize() / HUGE_PAGE).min(RUNS_MAX)
+    match eighth {
+        0 => 0,
+        _ => eighth.max(room::ahead(limit).as_usize() / HUGE_PAGE).min(RUNS_MAX),
     }
 }

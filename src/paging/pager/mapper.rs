@@ -33,6 +33,9 @@ pub(in crate::paging) struct Moved {
     pub(in crate::paging) refused: bool,
 }
 
+/// Pages that zeros come in by at once, 64 KiB, where memory is filled in order.
+pub(in crate::paging) const ZEROS_LEN: u64 = 16;
+
 /// A region's userfaultfd, and what changes its mappings.
 #[derive(Debug)]
 pub(in crate::paging) struct Mapper {
@@ -73,7 +76,7 @@ impl Mapper {
             gaps: Gaps::default(),
             discarder: Arc::new(Discarder::new()),
             in_thread,
-            zeros: Mapping::reserve(PAGE, PAGE, Huge::No)?,
+            zeros: Mapping::reserve(ZEROS_LEN as usize * PAGE, PAGE, Huge::No)?,
             map_fails_since: AtomicU64::new(0),
             began: Instant::now(),
             has_forked: AtomicBool::new(false),
@@ -284,36 +287,13 @@ impl Mapper {
         unsafe { self.uffd.copy(start, content, len, protect, wake) }
     }
 
-    /// Copies `content` to the missing page at `start`.
-    ///
-    /// # Errors
-    /// When the kernel is out of memory or the program has unmapped the page.
+    /// Copies zeros to the missing pages of `len` bytes at `start`, at most `ZEROS_LEN` of them.
     ///
     /// # Safety
-    /// The page is `Moving` by this thread; `content` is what it holds, and a page long.
-    pub(in crate::paging) unsafe fn copy_page(
-        &self,
-        start: usize,
-        content: *const u8,
-        protect: Protect,
-    ) -> Result<()> {
-        // SAFETY: the caller's promise.
-        match unsafe { self.uffd.copy(start, content, PAGE, protect, Wake::No) } {
-            Outcome::Done => Ok(()),
-            refused => Err(pieces::install_error(refused)),
-        }
-    }
-
-    /// Copies zeros to the missing page at `start`.
-    ///
-    /// # Errors
-    /// As [`copy_page`](Self::copy_page).
-    ///
-    /// # Safety
-    /// The page is `Moving` by this thread.
-    pub(in crate::paging) unsafe fn copy_zeros(&self, start: usize) -> Result<()> {
-        // SAFETY: the caller's promise; `zeros` is never written.
-        unsafe { self.copy_page(start, self.zeros.as_ptr(), Protect::No) }
+    /// The pages are `Moving` by this thread, and no more than that.
+    pub(in crate::paging) unsafe fn copy_zeros(&self, start: usize, len: usize) -> Outcome {
+        // SAFETY: the caller's promise; `zeros` is as long, and never written.
+        unsafe { self.uffd.copy(start, self.zeros.as_ptr(), len, Protect::No, Wake::No) }
     }
 
     /// Maps the zero page where the page at `start` is missing, and wakes the threads that wait for it.

@@ -6,17 +6,17 @@
 #![expect(unsafe_code, reason = "moves and copies pages of the region")]
 
 use crate::base::error::Result;
-use crate::base::units::PageId;
+use crate::base::units::{ByteCount, PageId};
 use crate::limit::budget::Budget;
 use crate::paging::counters::Counters;
 use crate::paging::diagnostics;
 use crate::paging::evict::arrivals::Residents;
 use crate::paging::evict::policy::Insert;
+use crate::paging::page::PAGE;
 use crate::paging::page::chunks::Chunks;
 use crate::paging::page::frame_meta::FrameOutcome;
 use crate::paging::page::frames::Frames;
 use crate::paging::page::word::{FrameId, PageWord, Word};
-use crate::paging::page::{PAGE, PAGE_SIZE};
 use crate::paging::pager::frame_pool::FramePool;
 use crate::paging::pager::mapper::{Mapper, Moved, is_copied_then};
 use crate::paging::pager::pieces::install_error;
@@ -117,8 +117,12 @@ impl RegionMemory {
         frame: FrameId,
         protect: Protect,
     ) -> Result<()> {
+        let (start, content) = (self.table.addr(page), self.frames().ptr(frame));
         // SAFETY: the page is `Moving` by this thread, and the frame holds its content.
-        unsafe { self.mapper.copy_page(self.table.addr(page), self.frames().ptr(frame), protect) }
+        match unsafe { self.mapper.copy(start, content, PAGE, protect, Wake::No) } {
+            Outcome::Done => Ok(()),
+            refused => Err(install_error(refused)),
+        }
     }
 
     /// Maps a cooling frame's content back as `page`, which is `Moving` by this thread. Returns
@@ -229,21 +233,25 @@ impl RegionMemory {
         }
     }
 
-    /// Maps zeros as `page`, which is `Moving` by this thread. Returns `false` when the limit
-    /// leaves no memory for it.
+    /// Maps zeros as `most` neighbouring pages, which are `Moving` by this thread, or as the first one. Returns how many;
+    /// none when the limit leaves no memory for it.
     ///
     /// # Errors
-    /// When the kernel is out of memory: the page is still missing.
-    pub(in crate::paging) fn install_zeros(&self, page: PageId) -> Result<bool> {
-        if !self.pool.has_room_for_fresh() || !self.pool.charge_pages(1) {
-            return Ok(false);
-        }
-        // SAFETY: the page is missing and `Moving` by this thread; `zeros` is never written.
-        let copied = unsafe { self.mapper.copy_zeros(self.table.addr(page)) };
-        if copied.is_err() {
-            self.pool.budget().uncharge(PAGE_SIZE);
-        }
-        copied.map(|()| true)
+    /// When the kernel is out of memory: the first page is still missing.
+    pub(in crate::paging) fn install_zeros(&self, first: PageId, most: usize) -> Result<usize> {
+        let charged = [most, 1].into_iter().find(|count| self.pool.charge_fresh(*count));
+        let Some(count) = charged else { return Ok(0) };
+        let copy = |count: usize| {
+            // SAFETY: the pages are missing and `Moving` by this thread.
+            let outcome = unsafe { self.mapper.copy_zeros(self.table.addr(first), count * PAGE) };
+            let mapped = outcome.bytes_of(count * PAGE) / PAGE;
+            if mapped == 0 { Err(install_error(outcome)) } else { Ok(mapped) }
+        };
+        // The kernel refuses all of them where some lie in another mapping.
+        let installed = copy(count).or_else(|_| copy(1));
+        let absent = count - installed.as_ref().unwrap_or(&0);
+        self.pool.budget().uncharge(ByteCount((absent * PAGE) as u64));
+        installed
     }
 
     /// Ends the process when a page that this thread alone may fill is mapped from a byte on.
