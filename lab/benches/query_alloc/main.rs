@@ -3,7 +3,7 @@
 //! ```text
 //! cargo bench -p farheap-lab --bench query_alloc                   # all allocators at all rates, ten minutes
 //! cargo bench -p farheap-lab --bench query_alloc -- --quick        # a fifth of the queries
-//! cargo bench -p farheap-lab --bench query_alloc -- --paper        # three times the rows, five times the queries
+//! cargo bench -p farheap-lab --bench query_alloc -- --paper        # three times the rows, four times the queries
 //! cargo bench -p farheap-lab --bench query_alloc -- --libraries /opt/lib  # where the others' shared libraries are
 //! cargo bench -p farheap-lab --bench query_alloc -- --test         # does it work? seconds
 //! ```
@@ -60,7 +60,7 @@ const DECAY_QUERIES: [f64; 2] = [12.5, 60.0];
 struct Options {
     /// Only allocators whose names contain one of these; ours and jemalloc always.
     words: Vec<String>,
-    /// Three times the rows, five times the queries.
+    /// Three times the rows, four times the queries.
     #[arg(long)]
     paper: bool,
     /// A fifth of the queries.
@@ -167,7 +167,7 @@ fn sample(program: Program, load: Load, options: &Options) -> Result<Seen> {
 fn run(options: &Options) -> Result<()> {
     let (queries, tenths) = match (options.test, options.paper, options.quick) {
         (true, ..) => (12, 10),
-        (_, true, _) => (1_500, 320),
+        (_, true, _) => (1_200, 320),
         (.., true) => (60, 100),
         _ => (300, 100),
     };

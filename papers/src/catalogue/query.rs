@@ -9,7 +9,7 @@ const QUERY: Run = Run {
     quick: &["--quick", "--rounds", "1"],
     usual: &["--rounds", "1"],
     paper: &["--paper", "--rounds", "1"],
-    paper_minutes: 55,
+    paper_minutes: 50,
 };
 
 /// Average resident memory of what is requested.
