@@ -4,12 +4,14 @@
 //! Guards: G1, G5.
 
 #![expect(unsafe_code, reason = "reads and writes far memory through raw pointers")]
+#![expect(clippy::disallowed_methods, reason = "does to far memory what a program may do")]
 
 use crate::common::faulty::FaultyStore;
 use crate::common::{Dice, amount, bytes, eventually, mem_store, region, seed, watchdog};
 use farheap::ByteCount;
 use farheap::region::{Advice, Region, RegionConfig};
 use farheap::store::Store;
+use std::os::fd::AsRawFd;
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
@@ -277,6 +279,27 @@ fn fresh_pages_beside_stored_ones_come_by_several_if_they_are_filled_in_order() 
         units.for_each(|unit| data.check(unit));
     }
     data.expect_within_limit();
+}
+
+/// Where memory is filled in order, what the program guards (`MADV_GUARD_INSTALL`, Linux 6.13) stays so.
+#[test]
+fn zeros_that_come_by_several_leave_guards_in_place() {
+    const MADV_GUARD_INSTALL: i32 = 102;
+    let _watch = watchdog("guards", Duration::from_secs(120));
+    let Some(mut data) = Data::stored() else { return };
+    let first = CHUNK / UNIT / 2;
+    (first..first + 64).for_each(|unit| data.discard(unit));
+    let (guarded, len) = data.range(first + 40, 2);
+    // SAFETY: pages of the mapping, which hold nothing.
+    if unsafe { libc::madvise(guarded.cast(), len.as_usize(), MADV_GUARD_INSTALL) } != 0 {
+        println!("skipped: the kernel has no guards");
+        return;
+    }
+    (first..first + 40).for_each(|unit| data.write(unit, 7));
+    let (_reader, writer) = std::io::pipe().expect("two descriptors");
+    // SAFETY: the kernel reads a byte, or says that it must not.
+    let got = unsafe { libc::write(writer.as_raw_fd(), guarded.cast(), 1) };
+    assert_eq!(got, -1, "a guard is gone");
 }
 
 /// Each chunk has left before the next is begun, as where the evictor keeps up with a thread that fills memory in

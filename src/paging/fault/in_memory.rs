@@ -126,8 +126,7 @@ fn open_for_writes(pager: &Pager, page: PageId, word: Word) -> Option<FaultStatu
     row.push(OpenedPage { page, before: word, moving, opened });
     take_next_to_open(pager.table(), page, &mut row);
     let first = row.iter().map(|of| of.page).min().unwrap_or(page);
-    let len = row.len() * PAGE;
-    match pager.mapper().allow_writes(pager.table().addr(first), len) {
+    match pager.mapper().allow_writes(pager.table().addr(first), row.len() * PAGE) {
         Ok(()) => {
             pager.mapper().note_mapped();
             row.iter().for_each(|of| pager.publish(of.page, of.moving, of.opened));
@@ -251,11 +250,10 @@ fn copy_out(memory: &RegionMemory, page: PageId, word: Word) -> Option<FaultStat
         memory.budget().uncharge(PAGE_SIZE);
         return None;
     }
-    let moving = Word::moving(None);
     if let Err(error) = memory.copy_page(page, frame, Protect::No) {
         diagnostics::fatal("a page being written could not be mapped", &error);
     }
-    memory.publish_mapped(page, moving, Word::resident(None), None);
+    memory.publish_mapped(page, Word::moving(None), Word::resident(None), None);
     memory.frames().decide(frame, FrameOutcome::Dropped);
     memory.counters().faults_cooling.bump();
     Some(FaultStatus::Resolved)
@@ -271,8 +269,8 @@ fn fill_hole(memory: &RegionMemory, page: PageId, word: Word) -> bool {
     }
     // SAFETY: what the program has dropped reads as zero, and this thread alone changes the page's mapping now.
     let outcome = unsafe { memory.mapper().map_zero_page(memory.table().addr(page)) };
-    let filled = outcome == Outcome::Done;
-    memory.publish(page, moving, if filled { word.with_protected(false) } else { word });
+    let protected = word.protected() && outcome != Outcome::Done;
+    memory.publish(page, moving, word.with_protected(protected));
     match outcome {
         Outcome::Done => memory.counters().faults_zero.bump(),
         Outcome::Failed { errno: errno @ sys::EPERM, .. } => {

@@ -239,7 +239,10 @@ impl RegionMemory {
     /// # Errors
     /// When the kernel is out of memory: the first page is still missing.
     pub(in crate::paging) fn install_zeros(&self, first: PageId, most: usize) -> Result<usize> {
-        let charged = [most, 1].into_iter().find(|count| self.pool.charge_fresh(*count));
+        // COPY maps over the guards that the program has put there (`MADV_GUARD_INSTALL`).
+        let map = self.mapper.pagemap().filter(|_| most > 1);
+        let free = map.map_or(1, |map| map.absent_from(self.table.addr(first), most * PAGE) / PAGE);
+        let charged = [free.max(1), 1].into_iter().find(|count| self.pool.charge_fresh(*count));
         let Some(count) = charged else { return Ok(0) };
         let copy = |count: usize| {
             // SAFETY: the pages are missing and `Moving` by this thread.
