@@ -10,8 +10,9 @@ use crate::common::faulty::FaultyStore;
 use crate::common::{Dice, amount, bytes, eventually, mem_store, region, seed, watchdog};
 use farheap::ByteCount;
 use farheap::region::{Advice, Region, RegionConfig};
-use farheap::store::Store;
+use farheap::store::{Op, Store};
 use std::os::fd::AsRawFd;
+use std::ptr::NonNull;
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
@@ -279,6 +280,63 @@ fn fresh_pages_beside_stored_ones_come_by_several_if_they_are_filled_in_order() 
         units.for_each(|unit| data.check(unit));
     }
     data.expect_within_limit();
+}
+
+/// Units at which rows of 64 KiB begin, in the second half of each chunk.
+fn rows(data: &Data) -> impl Iterator<Item = usize> + use<> {
+    let half = CHUNK / UNIT / 2;
+    (0..data.stamps.len()).step_by(16).filter(move |unit| unit / half % 2 == 1)
+}
+
+/// A program that uses a few pages here and there needs no room for those beside them.
+#[test]
+fn fresh_pages_here_and_there_need_no_room_for_others() {
+    let _watch = watchdog("here and there", Duration::from_secs(240));
+    let store = FaultyStore::new(mem_store(ByteCount::mib(256)), 1);
+    let control = store.control();
+    let Some(mut data) = Data::written(LIMIT, Arc::new(store)) else { return };
+    data.region.evict_all().expect("the store has room");
+    for row in rows(&data) {
+        (row..row + 16).for_each(|unit| data.discard(unit));
+    }
+    control.fail_fraction(Op::Write, 1_000_000, libc::EIO);
+    let before = data.region.stats();
+    // 10 MiB of a limit of 64.
+    for row in rows(&data) {
+        (row + 1..row + 3).for_each(|unit| data.write(unit, unit as u64 | 1 << 60));
+    }
+    let after = data.region.stats();
+    assert_eq!(after.faults_starved, before.faults_starved, "{after}");
+    control.heal();
+    data.check_all();
+    data.expect_within_limit();
+}
+
+/// What lies between pages in use and is nobody's has no memory, and keeps none when they are freed.
+#[test]
+fn free_pages_beside_those_in_use_have_no_memory() {
+    let _watch = watchdog("free beside used", Duration::from_secs(240));
+    let Some(mut data) = Data::stored() else { return };
+    let unmap = |data: &Data, first, units| {
+        let (ptr, len) = data.range(first, units);
+        let ptr = NonNull::new(ptr).expect("in the mapping");
+        // SAFETY: mapped, and nobody needs what it holds.
+        unsafe { data.region.unmap(NonNull::slice_from_raw_parts(ptr, len.as_usize())) }
+            .expect("mapped");
+    };
+    for row in rows(&data) {
+        unmap(&data, row, 1);
+        unmap(&data, row + 3, 13);
+        (row + 1..row + 3).for_each(|unit| data.discard(unit));
+        (row + 1..row + 3).for_each(|unit| data.write(unit, 7));
+    }
+    rows(&data).for_each(|row| unmap(&data, row + 1, 2));
+    let of_data = || {
+        let stats = data.region.stats();
+        stats.charged_bytes.0 - stats.metadata_bytes.0
+    };
+    // (What is kept to be used again, for one, a huge page.)
+    assert!(eventually(|| of_data() <= LIMIT.0 / 4), "{}", data.region.stats());
 }
 
 /// Where memory is filled in order, what the program guards (`MADV_GUARD_INSTALL`, Linux 6.13) stays so.

@@ -71,7 +71,7 @@ fn fill_zeros(pager: &Pager, page: PageId) -> Option<FaultStatus> {
         OpenOutcome::Unfit => {}
     }
     let moving = Word::moving(None);
-    let row = take_empty(pager.table(), page, moving)?;
+    let row = take_empty(pager, page, moving)?;
     let is_closed = pager.chunks().is_still_closed(chunk);
     let installed = if is_closed { pager.memory().install_zeros(page, row) } else { Ok(0) };
     let count = *installed.as_ref().unwrap_or(&0);
@@ -96,12 +96,16 @@ fn fill_zeros(pager: &Pager, page: PageId) -> Option<FaultStatus> {
     }
 }
 
-/// Makes an `Empty` page `moving`, and those behind it as far as zeros may come in at once, if the page before it is in
-/// use: memory is filled in order there. Returns how many; `None`: the page's word changed.
-fn take_empty(table: &PageTable, page: PageId, moving: Word) -> Option<usize> {
+/// Makes an `Empty` page `moving`, and those behind it as far as zeros may come in at once: no more than there are in use
+/// just before it, for memory is filled in order there. Returns how many; `None`: the page's word changed.
+fn take_empty(pager: &Pager, page: PageId, moving: Word) -> Option<usize> {
+    let table = pager.table();
     let take = |page: &u64| table.word(PageId(*page)).try_change(Word::EMPTY, moving).is_ok();
-    let follows = page.0.checked_sub(1).is_some_and(|before| table.holds_something(before));
-    let end = if follows { (page.0 + 1).next_multiple_of(ZEROS_LEN) } else { page.0 + 1 };
+    let is_used = |n: &u64| page.0.checked_sub(*n).is_some_and(|page| table.holds_something(page));
+    // While the device takes no writes, what is not touched would hardly leave (`Evictor::take_out`).
+    let most = if pager.health().write_errno() == 0 { ZEROS_LEN } else { 0 };
+    let used = (1..=most).take_while(is_used).count() as u64;
+    let end = (page.0 + 1).next_multiple_of(ZEROS_LEN).min(page.0 + used.max(1));
     Some((page.0..end).take_while(take).count()).filter(|count| *count > 0)
 }
 
@@ -186,12 +190,9 @@ fn take_to_open(
     row: &mut ArrayVec<OpenedPage, CLUSTER_PAGES>,
 ) -> bool {
     let before = table.word(page).load();
-    if before.state() != State::Resident || !before.protected() {
-        return false;
-    }
-    let Ok((moving, opened)) = protocol::open_for_writes(table.word(page), before) else {
-        return false;
-    };
+    let is_protected = before.state() == State::Resident && before.protected();
+    let taken = is_protected.then(|| protocol::open_for_writes(table.word(page), before));
+    let Some(Ok((moving, opened))) = taken else { return false };
     // Nobody has touched it yet.
     let opened = opened.with_guessed(true).with_prefetched(before.prefetched());
     row.push(OpenedPage { page, before, moving, opened });
