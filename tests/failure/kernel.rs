@@ -75,6 +75,7 @@ fn refusals_further_apart_than_the_deadline_cost_no_page() {
         check_page(far.addr(last), stamp(last), last);
         far.control.heal();
         wait_until("all is written", || far.stats().writes_in_flight == 0);
+        // The case is time that passes between two refusals: more than a deadline, in which nothing else happens.
         std::thread::sleep(pause);
     }
     // (Where a page leaves by copy it comes back by one.)

@@ -121,6 +121,7 @@ impl Evictor {
         }
         let (note, is_clean) = (pager.frames().meta_of(frame), same.is_some());
         if note.prefetched() {
+            // What is not clean somebody has written.
             let counters = pager.counters();
             if is_clean { &counters.prefetch_unused } else { &counters.prefetch_hits }.bump();
         }

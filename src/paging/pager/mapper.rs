@@ -33,7 +33,7 @@ pub(in crate::paging) struct Moved {
     pub(in crate::paging) refused: bool,
 }
 
-/// Pages that zeros come in by at once, 64 KiB, where memory is filled in order.
+/// Pages of zeros that come in at once at most, 64 KiB, where memory is filled in order.
 pub(in crate::paging) const ZEROS_LEN: u64 = 16;
 
 /// A region's userfaultfd, and what changes its mappings.
