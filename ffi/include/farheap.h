@@ -149,7 +149,7 @@ typedef enum farheap_switch { FARHEAP_DEFAULT = 0, FARHEAP_ON = 1, FARHEAP_OFF =
 typedef struct farheap_config {
     /* sizeof(farheap_config) */
     size_t size;
-    /* instead of limit: its share of the memory available, 1 to 100 */
+    /* instead of limit: its share of memory, 1 to 100 */
     uint64_t limit_percent;
     /* the maximum resident memory of the process, in bytes; size, share of memory, auto, or off;
      * default auto */

@@ -263,7 +263,7 @@ fn comment_lines(text: &str) -> String {
 fn config_structure() -> String {
     let mut text = "typedef struct farheap_config {\n".to_owned();
     text += "    /* sizeof(farheap_config) */\n    size_t size;\n";
-    text += "    /* instead of limit: its share of the memory available, 1 to 100 */\n";
+    text += "    /* instead of limit: its share of memory, 1 to 100 */\n";
     text += "    uint64_t limit_percent;\n";
     let mut values = vec!["sizeof(farheap_config)", "0"];
     let documentation = farheap::config::documentation();
