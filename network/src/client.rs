@@ -396,7 +396,7 @@ impl Client {
             // A table's user does not try again by itself.
             while set.table().is_some()
                 && matches!(end, FlightEnd::Unsent | FlightEnd::Lost)
-                && start.elapsed() < set.wait_max()
+                && start.elapsed() < set.repeat_max()
                 && !set.servers()[at].is_taken()
             {
                 std::thread::sleep(Duration::from_millis(1));

@@ -359,14 +359,13 @@ impl NbdServer {
         Ok(())
     }
 
-    /// True if nothing is under way or may come late, and the export is this process's.
+    /// True if nothing is under way or may come late, and the export was this process's when it was looked at last.
     pub(crate) fn is_idle(&self) -> bool {
         let in_flight = self.counts.in_flight.load(Ordering::SeqCst);
-        let is_ours = !self.is_taken() && self.may_write(Instant::now());
-        is_ours && in_flight == 0 && self.barred.count() == 0
+        !self.is_taken() && in_flight == 0 && self.barred.count() == 0
     }
 
-    /// Writes another mark in the place of this process's.
+    /// Writes another mark in the place of this process's, if it is there.
     pub(crate) fn replace_mark(
         &self,
         link: &mut Link,

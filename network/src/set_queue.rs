@@ -592,7 +592,7 @@ impl SetQueue {
     fn repeat_read(&mut self, index: usize, end: FlightEnd) -> bool {
         let is_broken = matches!(end, FlightEnd::Lost | FlightEnd::Unsent);
         let request = &mut self.requests.pending[index];
-        let is_due = request.started.elapsed() < self.shared.wait_max();
+        let is_due = request.started.elapsed() < self.shared.repeat_max();
         if !is_broken || !is_due || self.shared.table().is_none() {
             return false;
         }

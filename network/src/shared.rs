@@ -152,6 +152,12 @@ impl ServerSet {
         self.times.connect
     }
 
+    /// How long a table's read is repeated: its first connection may be silent until it is given up, and the next one
+    /// takes time to be made.
+    pub(crate) fn repeat_max(&self) -> Duration {
+        self.times.stall + self.times.connect
+    }
+
     /// How often a queue with requests in flight looks at the health of its connections.
     pub(crate) fn look_every(&self) -> Duration {
         let tick = if self.servers[0].has_others() { HEDGE_TICK } else { Duration::MAX };

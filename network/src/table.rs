@@ -292,8 +292,9 @@ impl Table {
         let mut link = lock(&self.witness);
         if server.is_idle() && (link.is_usable() || server.attach(&mut link, SETTLE).is_ok()) {
             let mark = TableMark { is_open: false, ..mark };
-            // What fails here costs the next opener some seconds.
-            let _ = server.replace_mark(&mut link, &mark.bytes(), Instant::now() + set.stall());
+            // What fails here costs the next opener some seconds. The look before it is the lease of this write.
+            let deadline = Instant::now() + set.stall().min(LEASE);
+            let _ = server.replace_mark(&mut link, &mark.bytes(), deadline);
         }
         link.take_leave();
     }

@@ -239,6 +239,47 @@ fn a_read_whose_connection_breaks_is_sent_again() {
 }
 
 #[test]
+fn a_read_whose_connection_falls_silent_is_sent_again() {
+    let server = server();
+    let client = open(&server, 7).expect("a table");
+    assert_eq!(write(&client, 0, 3), Ending::Done);
+    let silent_once = || {
+        let has_been = AtomicBool::new(false);
+        server.control.plan(move |asked| {
+            let is_page = asked.command == READ && asked.offset >= START;
+            let is_first = is_page && !has_been.swap(true, Ordering::SeqCst);
+            if is_first { Plan::Await } else { Plan::Answer }
+        });
+    };
+    silent_once();
+    assert_eq!(read(&client, 0), (Ending::Done, 3));
+    silent_once();
+    assert_eq!(common::read_now(&client, START, &mut Page::of(0, PAGE)), Ok(()));
+    server.control.let_go();
+}
+
+#[test]
+fn an_owner_that_could_not_look_for_long_looks_when_it_closes() {
+    let server = server();
+    let client = open(&server, 7).expect("a table");
+    let mut queue = client.open_queue(4).expect("a queue");
+    let mut write = || run(&mut queue, false, START, &mut Page::of(3, PAGE));
+    server.control.plan(|asked| {
+        let is_look = asked.command == READ && asked.offset == 0;
+        if is_look { Plan::Refuse(5) } else { Plan::Answer }
+    });
+    until("its lease ends", || write() == Ending::Failed(libc::ENOTCONN));
+    drop(queue);
+    server.control.plan(|asked| match asked.command {
+        WRITE if asked.offset == MARK_LEN as u64 => Plan::Refuse(5), // No beat, and no lease.
+        _ => Plan::Answer,
+    });
+    drop(client);
+    let mark = server.control.memory()[..MARK_LEN].to_vec();
+    assert!(String::from_utf8_lossy(&mark).contains(" closed by run 7 "));
+}
+
+#[test]
 fn a_table_on_qemu_is_opened_again() {
     let dir = tempfile::tempdir().expect("a directory");
     let disk = dir.path().join("disk");
