@@ -25,6 +25,11 @@ fn config() -> PoolConfig {
     PoolConfig::new().cleaner(false).deadline(Duration::from_secs(18))
 }
 
+/// Where the server always answers: no connection is given up because others keep this process from running.
+fn patient() -> PoolConfig {
+    config().deadline(Duration::from_secs(360))
+}
+
 fn create(address: &str) -> Arc<BufferPool> {
     config().create(address, CAPACITY, &manager()).expect("a new table")
 }
@@ -77,24 +82,24 @@ fn open_error(opened: farheap::Result<Arc<BufferPool>>) -> String {
 #[test]
 fn a_table_is_opened_again_and_is_not_overwritten_by_mistake() {
     let (server, address) = server();
-    let error = open_error(open(&address));
+    let error = open_error(patient().open(&address, &manager()));
     assert!(error.contains("holds no table"), "{error}");
-    let pool = create(&address);
+    let pool = patient().create(&address, CAPACITY, &manager()).expect("a new table");
     let pages = fill(&pool);
     pool.flush().expect("flushed");
     drop(pool);
     let text = server.control.memory()[..4096].to_vec();
     assert!(String::from_utf8_lossy(&text).contains(" closed by run "));
     for add in 0..2 {
-        let pool = open(&address).expect("it is there");
+        let pool = patient().open(&address, &manager()).expect("it is there");
         assert_eq!(pool.path().to_str(), Some(&address[..]));
         assert_holds(&pool, &pages, add);
         refill(&pool, &pages, add + 1);
         pool.flush().expect("flushed");
     }
-    let error = open_error(config().create(&address, CAPACITY, &manager()));
+    let error = open_error(patient().create(&address, CAPACITY, &manager()));
     assert!(error.contains("which would be lost") && error.contains("`overwrite`"), "{error}");
-    let again = config().overwrite(true).create(&address, CAPACITY, &manager());
+    let again = patient().overwrite(true).create(&address, CAPACITY, &manager());
     assert_eq!(again.expect("it may be lost").pages(), 2);
 }
 
@@ -114,21 +119,21 @@ fn what_cannot_hold_a_table_is_refused_with_what_to_do() {
 #[test]
 fn a_second_opener_is_refused_while_the_first_lives() {
     let (_server, address) = server();
-    let pool = create(&address);
+    let pool = patient().create(&address, CAPACITY, &manager()).expect("a new table");
     let pages = fill(&pool);
-    let overwriting = config().overwrite(true).create(&address, CAPACITY, &manager());
+    let overwriting = patient().overwrite(true).create(&address, CAPACITY, &manager());
     for error in [
-        open_error(open(&address)),
-        open_error(config().read_only(true).open(&address, &manager())),
+        open_error(patient().open(&address, &manager())),
+        open_error(patient().read_only(true).open(&address, &manager())),
         open_error(overwriting),
     ] {
         assert!(error.contains("is open in another process"), "{error}");
     }
     pool.flush().expect("it is still its owner's");
     drop(pool);
-    let reader = config().read_only(true).open(&address, &manager()).expect("read only");
+    let reader = patient().read_only(true).open(&address, &manager()).expect("read only");
     assert_holds(&reader, &pages, 0);
-    let second = config().read_only(true).open(&address, &manager()).expect("two readers");
+    let second = patient().read_only(true).open(&address, &manager()).expect("two readers");
     assert_holds(&second, &pages, 0);
 }
 
