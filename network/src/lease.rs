@@ -40,6 +40,11 @@ impl Lease {
         self.run.store(run, Ordering::SeqCst);
     }
 
+    /// True if the run with this number has owned the export.
+    pub(crate) fn is_of(&self, run: u64) -> bool {
+        run != 0 && self.run.load(Ordering::SeqCst) == run
+    }
+
     /// Content of the run's next beat, if there is one to be written.
     pub(crate) fn next_beat(&self) -> Option<[u8; MARK_LEN]> {
         let run = self.run.load(Ordering::SeqCst);

@@ -359,13 +359,15 @@ impl NbdServer {
         Ok(())
     }
 
-    /// True if nothing is under way or may come late, and the export was this process's when it was looked at last.
-    pub(crate) fn is_idle(&self) -> bool {
+    /// True if the run with this number has owned the export and not lost it, as far as is known, and nothing is under
+    /// way or may come late.
+    pub(crate) fn may_be_closed_by(&self, run: u64) -> bool {
         let in_flight = self.counts.in_flight.load(Ordering::SeqCst);
-        !self.is_taken() && in_flight == 0 && self.barred.count() == 0
+        let is_owner = self.lease.as_ref().is_some_and(|lease| lease.is_of(run));
+        is_owner && !self.is_taken() && in_flight == 0 && self.barred.count() == 0
     }
 
-    /// Writes another mark in the place of this process's, if it is there.
+    /// Writes another mark in the place of this process's, if it is there and the deadline has not passed by then.
     pub(crate) fn replace_mark(
         &self,
         link: &mut Link,
@@ -373,7 +375,8 @@ impl NbdServer {
         deadline: Instant,
     ) -> io::Result<()> {
         let mut mark = self.tending.mark.lock().unwrap_or_else(PoisonError::into_inner);
-        if matches!(look(&mark, link, deadline)?, Found::Ours) {
+        // An answer that waited counts however late it is read.
+        if matches!(look(&mark, link, deadline)?, Found::Ours) && Instant::now() < deadline {
             run_to_end(link, NbdCommand::Write, 0, &mut to.clone(), deadline)?;
             *mark = Some(to.as_slice().into());
         }

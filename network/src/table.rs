@@ -19,8 +19,8 @@
 //!       '--LEASE passes: does not write--look: ours--> leased
 //! ```
 //! The protocol has no lock. So of two that open an export at the same time each looks again after the other must have seen
-//! it, and an owner that could not look for a while does not write: it may have been stopped, and taken for dead. What is
-//! left is a process that stops between its look at the time and the system call that sends, or whose clock stands still
+//! it, and an owner that could not look for a while does not write: it may have been stopped, and taken for dead. (When it
+//! closes, it looks once more, and writes its closed mark within a lease of that.) What is left is a process that stops between its look at the time and the system call that sends, or whose clock stands still
 //! with its machine. Its next look finds the other, and the other's sums find what it wrote.
 //!
 //! # No late write, no stale page
@@ -290,7 +290,8 @@ impl Table {
         let server = &set.servers()[0];
         let Some(mark) = lock(&self.mark).take().filter(|mark| mark.is_open) else { return };
         let mut link = lock(&self.witness);
-        if server.is_idle() && (link.is_usable() || server.attach(&mut link, SETTLE).is_ok()) {
+        let may_close = server.may_be_closed_by(mark.run);
+        if may_close && (link.is_usable() || server.attach(&mut link, SETTLE).is_ok()) {
             let mark = TableMark { is_open: false, ..mark };
             // What fails here costs the next opener some seconds. The look before it is the lease of this write.
             let deadline = Instant::now() + set.stall().min(LEASE);
