@@ -20,8 +20,9 @@
 //! ```
 //! The protocol has no lock. So of two that open an export at the same time each looks again after the other must have seen
 //! it, and an owner that could not look for a while does not write: it may have been stopped, and taken for dead. (When it
-//! closes, it looks once more, and writes its closed mark within a lease of that.) What is left is a process that stops between its look at the time and the system call that sends, or whose clock stands still
-//! with its machine. Its next look finds the other, and the other's sums find what it wrote.
+//! closes, it looks once more, and writes its closed mark within a lease of that.) What is left is a process that stops
+//! between its look at the time and the system call that sends, or whose clock stands still with its machine. Its next
+//! look finds the other, and the other's sums find what it wrote.
 //!
 //! # No late write, no stale page
 //! What is written on a connection that breaks may be carried out later, see [`set_queue`](crate::set_queue). The place of

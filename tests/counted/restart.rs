@@ -63,6 +63,6 @@ fn a_heap_that_was_stopped_leaves_little_behind() {
             let few = ranges_after <= ranges + ROUNDS as usize / 2;
             left <= 16 << 10 && mapped <= 256 << 10 && few
         };
-        assert!((0..5).any(|_| leaves_little()));
+        assert!((0..5).any(|_| leaves_little()), "it leaves as much each time, see above");
     });
 }
