@@ -256,8 +256,8 @@ fn read_once(pager: &Pager, frame: FrameId) -> Option<Result<()>> {
 fn request_window(pager: &Pager, page: PageId) {
     let Some(window) = prefetch::next_window(pager, page, FaultOn::StoredPage) else { return };
     let mut asked = false;
-    for page in window.pages(pager.table().page_count().0) {
-        let run = PrefetchRun { first: page, count: PageCount(1), for_stream: false };
+    for (first, count) in window.rows(pager.table().page_count().0) {
+        let run = PrefetchRun { first, count: PageCount(count), for_stream: false };
         asked |= pager.readahead().request(run);
     }
     if asked {

@@ -108,13 +108,7 @@ impl Window {
             .filter(move |cluster| *cluster != self.mark)
     }
 
-    /// The pages, nearest first, as far as they lie below `end`.
-    pub(in crate::paging) fn pages(self, end: u64) -> impl Iterator<Item = PageId> {
-        let pages_of = |cluster| cluster << CLUSTER_SHIFT..(cluster + 1) << CLUSTER_SHIFT;
-        self.clusters(end).flat_map(pages_of).map(PageId)
-    }
-
-    /// The same, neighbours as one: the lowest and how many.
+    /// The pages, nearest first, as far as they lie below `end`; neighbours as one: the lowest and how many.
     pub(in crate::paging) fn rows(self, end: u64) -> impl Iterator<Item = (PageId, u64)> {
         let mut clusters = self.clusters(end).peekable();
         let is_dense = self.stride.unsigned_abs() == 1;
@@ -559,8 +553,6 @@ mod tests {
     #[test]
     fn clusters_are_asked_for_with_all_their_pages() {
         let window = Window { first: 2, stride: 1, count: 4, mark: 4 };
-        let all: Vec<u64> = window.pages(1 << 30).map(|page| page.0).collect();
-        assert_eq!(all, (8..16).chain(20..24).collect::<Vec<_>>());
         let rows: Vec<_> = window.rows(1 << 30).collect();
         assert_eq!(rows, [(PageId(8), 8), (PageId(20), 4)]);
         let down = Window { stride: -1, mark: NO_MARK, ..window };
@@ -668,10 +660,10 @@ mod tests {
         let mut streams = Streams::new();
         play(&mut streams, &[3, 2, 1]);
         let window = streams.fault(0, FaultOn::StoredPage, LIMITS, false, FAULTS);
-        assert!(window.is_none_or(|window| window.pages(100).count() == 0));
+        assert!(window.is_none_or(|window| window.clusters(100).count() == 0));
         let window = Window { first: 98, stride: 1, count: 8, mark: 106 };
-        assert_eq!(window.pages(400).count(), 8);
+        assert_eq!(window.clusters(400).count(), 2);
         let mut below = Window { first: 3, stride: -1, count: 8, mark: 0 };
-        assert_eq!((below.split_chunks(400).count(), below.pages(400).count()), (0, 12));
+        assert_eq!((below.split_chunks(400).count(), below.clusters(400).count()), (0, 3));
     }
 }

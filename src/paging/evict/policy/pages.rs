@@ -222,6 +222,11 @@ impl PolicyPages {
         self.set_tag(page, tag.with_credit(tag.credit(), turns));
     }
 
+    /// True if the page has turns left.
+    pub(super) fn has_turns(&self, page: PageId) -> bool {
+        self.tag(page).turns() > 0
+    }
+
     /// Uses up one of the page's turns; `false` when it has none left.
     pub(super) fn take_turn(&mut self, page: PageId) -> bool {
         let tag = self.tag(page);

@@ -11,7 +11,7 @@
 //!    distance*; cf. the working-set detection of Linux) would have been a hit there: it enters
 //!    the main set. What returns later, such as a scan of four times the cache, may not: it would
 //!    push out pages that are just as useful. So a part of the scan stays and is hit every time.
-//! 3. The main set gives up a *random* page when nobody is on probation. Without knowledge of hits
+//! 3. The main set gives up a *random* unit of 64 KiB, page after page, when nobody is on probation. Without knowledge of hits
 //!    arrival order says nothing about popularity, and in a scan the oldest page is the very one
 //!    needed next. A page touched while it cools comes back and earns turns.
 //!    One that was read again after fewer than a quarter of the main set's pages had left (rule 2)
@@ -30,6 +30,7 @@ use crate::paging::evict::policy::events::{Hint, Insert};
 use crate::paging::evict::policy::pages::{Place, PolicyPages};
 use crate::paging::evict::policy::queues::PageQueues;
 use crate::paging::evict::policy::tally::Tally;
+use std::ops::Range;
 
 /// Turns a page can earn, at most, by being touched while it cools.
 ///
@@ -40,6 +41,10 @@ const TURNS_MAX: u8 = 3;
 /// Pages with turns left that are passed over, at most, for each victim; then one is taken in spite of its
 /// turns.
 const SKIPS_MAX: u32 = 32;
+
+/// Pages of an aligned unit of the main set, which leave one after the other: 64 KiB. Single pages leave holes, and
+/// between holes a scan reads in small pieces; what is used alone is not much of it.
+const UNIT: u64 = 16;
 
 /// The probation queue's share of the resident pages, in percent, beyond which its oldest page moves on. Larger costs
 /// hits in the main set; smaller leaves less time for a page to be used several times on arrival.
@@ -70,6 +75,8 @@ pub(super) struct Tenure {
     /// Pages on probation; and those that a hint gave up, which go before all others.
     queues: PageQueues,
     main: Bag,
+    /// Pages of which those in the main set go next: what is left of the unit that was picked last.
+    unit: Range<u64>,
     small_target: u64,
     resident_target: u64,
     /// Share of recent arrivals that were read ahead, of 256.
@@ -108,11 +115,17 @@ impl Tenure {
         }
     }
 
-    /// A page of the main set at random, without turns left if one is found soon (rule 3).
+    /// The next page of a unit of the main set that was picked at random, without turns left if one is found soon (rule 3).
     fn pick_main(&mut self, pages: &mut PolicyPages) -> Option<PageId> {
+        let goes = |page: &PageId| pages.place(*page) == Place::Main && !pages.has_turns(*page);
+        if let Some(page) = self.unit.by_ref().map(PageId).find(goes) {
+            return Some(page);
+        }
         for _ in 0..SKIPS_MAX {
             let page = self.main.pick()?;
             if !pages.take_turn(page) {
+                let first = page.0 / UNIT * UNIT;
+                self.unit = first..(first + UNIT).min(pages.count().0);
                 return Some(page);
             }
         }
@@ -127,6 +140,7 @@ impl Tenure {
         let mut order = Tenure {
             queues: PageQueues::new(pages.count())?,
             main: Bag::new(pages.count())?,
+            unit: 0..0,
             small_target: 0,
             resident_target: 0,
             ahead_share: 0,
