@@ -175,11 +175,12 @@ impl Far {
         self.evict(pages);
     }
 
-    /// The same, such that each comes back alone: fresh pages come back together.
+    /// The same, such that each comes back alone: neighbours that left together may come back together.
     pub(crate) fn store_apart(&self, pages: Range<usize>) {
-        self.store(pages.clone());
-        self.check(pages.clone());
-        self.evict(pages);
+        self.fill(pages.clone());
+        for first in 0..4 {
+            pages.clone().skip(first).step_by(4).for_each(|page| self.evict(page..page + 1));
+        }
     }
 
     pub(crate) fn discard(&self, pages: Range<usize>) {

@@ -283,19 +283,28 @@ fn read_pages(region: &Region, base: *mut u8, pages: &[usize], expected: (u64, u
 }
 
 #[test]
-fn fresh_pages_that_left_together_come_back_together_once() {
+fn pages_that_left_together_come_back_together_while_few_others_have_left() {
     let _watchdog = watchdog("together", Duration::from_secs(60));
     let Some((region, base)) = evicted_together(Install::Auto) else { return };
+    let page_out = |from, len| {
+        region.advise(&[bytes(from, len)], Advice::PageOutNow).expect("the store has room");
+    };
     read_pages(&region, base, &[5], (1, 4));
     // Its neighbours are there.
     read_pages(&region, base, &[4, 6, 7], (1, 4));
     // What faulted last is another cluster: of one that faults twice in a row all comes in.
     read_pages(&region, base, &[9], (2, 8));
-    region
-        .advise(&[bytes(base, ByteCount::kib(64))], Advice::PageOutNow)
-        .expect("the store has room");
-    // Alone: it was read before.
-    read_pages(&region, base, &[5], (3, 9));
+    page_out(base, ByteCount::kib(64));
+    read_pages(&region, base, &[5], (3, 12));
+    page_out(base, ByteCount::kib(64));
+    let others = region.map(ByteCount::mib(1)).expect("the span has room").cast::<u8>().as_ptr();
+    for n in 0..256 {
+        // SAFETY: in the mapping, which this test alone uses.
+        unsafe { others.wrapping_add(n * 4096).write_volatile(1) };
+    }
+    page_out(others, ByteCount::mib(1));
+    // Alone: it was read before, and more than a sixteenth of the limit has left since.
+    read_pages(&region, base, &[9], (4, 13));
 }
 
 #[test]

@@ -20,6 +20,9 @@ pub(in crate::paging) struct Arrived {
     pub(in crate::paging) fresh: u64,
 }
 
+/// Data that had been read has left lately while fewer pages than 1/AT_ONCE_PART of the limit have left since.
+const AT_ONCE_PART: u64 = 16;
+
 /// The resident pages as the policy knows them, and what is known of those that left.
 #[derive(Debug)]
 pub(in crate::paging) struct Residents {
@@ -64,10 +67,11 @@ impl Residents {
         self.arrived.fresh += CHUNK_LEN.0;
     }
 
-    /// True if a page left a short while ago, as fresh data.
-    pub(in crate::paging) fn left_fresh(&self, page: PageId) -> bool {
-        let absence = self.policy.absence(page);
-        absence.is_some_and(|absence| self.returns.is_soon(absence)) && !self.policy.was_read(page)
+    /// True if a page left a short while ago, of the number of others that have left since: fresh data sooner than what had
+    /// been read, of which the neighbours are seldom needed soon.
+    pub(in crate::paging) fn left_lately(&self, page: PageId) -> bool {
+        let part = if self.policy.was_read(page) { AT_ONCE_PART } else { 1 };
+        self.policy.absence(page).is_some_and(|absence| self.returns.is_soon(part * absence))
     }
 
     /// Notes that a page has left.
@@ -237,16 +241,19 @@ mod tests {
     }
 
     #[test]
-    fn pages_left_as_fresh_ones_until_they_are_read_or_a_limit_of_others_has_left() {
+    fn pages_left_lately_until_a_limit_of_others_has_left_or_a_part_of_it_if_they_were_read() {
         let mut residents = residents();
-        assert!(!residents.left_fresh(PageId(1)), "it has not left");
+        assert!(!residents.left_lately(PageId(1)), "it has not left");
         leave(&mut residents, 1..3);
-        assert!(residents.left_fresh(PageId(1)));
+        assert!(residents.left_lately(PageId(1)));
         arrive(&mut residents, 1..2, Insert::Filled);
         leave(&mut residents, 1..2);
-        assert!(!residents.left_fresh(PageId(1)), "it was read");
+        assert!(residents.left_lately(PageId(1)), "just now");
+        leave(&mut residents, 100..100 + LIMIT / AT_ONCE_PART);
+        assert!(!residents.left_lately(PageId(1)), "it was read");
+        assert!(residents.left_lately(PageId(2)), "it is fresh");
         leave(&mut residents, 100..100 + 2 * LIMIT);
-        assert!(!residents.left_fresh(PageId(2)), "long ago");
+        assert!(!residents.left_lately(PageId(2)), "long ago");
     }
 
     #[test]

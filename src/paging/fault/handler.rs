@@ -370,7 +370,7 @@ impl FaultQueue {
     /// `Stored`: reads the page, and what probably comes next.
     fn start_read(&mut self, page: PageId, stored: Word, demand: Demand) -> Option<FaultStatus> {
         let window = prefetch::next_window(&self.pager, page, FaultOn::StoredPage);
-        let together = window.is_some() || self.pager.memory().policy().lock().left_fresh(page);
+        let together = window.is_some() || self.pager.memory().policy().lock().left_lately(page);
         let status = self.reads.accept(page, stored, demand, together);
         if let Some(window) = window {
             let (reads, huge_reads) = (&mut self.reads, &mut self.huge_reads);
