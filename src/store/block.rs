@@ -20,7 +20,7 @@ use super::vectors::Vectors;
 use super::{DEPTH_MAX, IO_ALIGN, Op, Queue, Store, check_range};
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
-use crate::sys::file::{self, Caching, Claim, Errno, FileKind, IoVec, Lock};
+use crate::sys::file::{self, Caching, Claim, Errno, FileKind, IoVec, Lock, SysResult};
 use crate::sys::layers;
 use crate::sys::messages;
 use crate::sys::uring::Ring;
@@ -458,7 +458,7 @@ pub(super) fn check_capacity(path: &Path, capacity: Option<ByteCount>) -> Result
 /// Opens with `O_DIRECT` where the file system has it, else buffered.
 fn open_caching(
     path: &Path,
-    open: impl Fn(Caching) -> std::result::Result<OwnedFd, Errno>,
+    open: impl Fn(Caching) -> SysResult<OwnedFd>,
 ) -> Result<(OwnedFd, Caching)> {
     match open(Caching::Direct) {
         Ok(fd) => match file::direct_align(fd.as_fd()) {
@@ -477,7 +477,7 @@ fn open_caching(
 }
 
 /// Creates a file in `dir` that has no name, or loses it at once.
-fn create_unlinked(dir: &Path, caching: Caching) -> std::result::Result<OwnedFd, Errno> {
+fn create_unlinked(dir: &Path, caching: Caching) -> SysResult<OwnedFd> {
     match file::create_unnamed(dir, caching) {
         // The file system or kernel has no unnamed files (open(2)).
         Err(Errno(libc::EOPNOTSUPP | libc::EISDIR | libc::ENOENT)) => {
@@ -487,7 +487,7 @@ fn create_unlinked(dir: &Path, caching: Caching) -> std::result::Result<OwnedFd,
     }
 }
 
-fn create_and_unlink(dir: &Path, caching: Caching) -> std::result::Result<OwnedFd, Errno> {
+fn create_and_unlink(dir: &Path, caching: Caching) -> SysResult<OwnedFd> {
     // Only has to differ from names in use, which the creation checks.
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     for attempt in 0..NAMES_MAX {
@@ -514,7 +514,7 @@ fn create_at(path: &Path, capacity: ByteCount) -> Result<()> {
 }
 
 /// Locks the file for this store.
-fn lock(fd: BorrowedFd<'_>, how: Lock) -> std::result::Result<(), Errno> {
+fn lock(fd: BorrowedFd<'_>, how: Lock) -> SysResult {
     while_busy(Errno(libc::EWOULDBLOCK), || file::lock(fd, how))
 }
 
@@ -562,10 +562,7 @@ fn check_above(path: &Path, id: (u64, u64)) -> Result<()> {
 }
 
 /// Repeats a call while it fails with `busy`, for up to [`RELEASE_WAIT_MAX`].
-fn while_busy<T>(
-    busy: Errno,
-    mut call: impl FnMut() -> std::result::Result<T, Errno>,
-) -> std::result::Result<T, Errno> {
+fn while_busy<T>(busy: Errno, mut call: impl FnMut() -> SysResult<T>) -> SysResult<T> {
     let deadline = Instant::now() + RELEASE_WAIT_MAX;
     let mut pause = RELEASE_PAUSE_MIN;
     loop {

@@ -6,7 +6,7 @@ use super::Op;
 use super::inline_queue::Mover;
 use crate::base::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::base::units::ByteCount;
-use crate::sys::file::{self, Caching, Errno, FileKind, IoVec};
+use crate::sys::file::{self, Caching, Errno, FileKind, IoVec, SysResult};
 use crate::sys::fork::{Private, out_of_the_way};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
@@ -191,7 +191,7 @@ impl Device {
 
     /// Waits until the device has what was written, and the name of the file. The name is made
     /// durable once, also of a file that exists: the process that made it may have been killed before.
-    pub(super) fn sync(&self) -> std::result::Result<(), Errno> {
+    pub(super) fn sync(&self) -> SysResult {
         file::sync_data(self.as_fd())?;
         if !self.is_name_durable.load(Ordering::Relaxed) {
             file::sync_name(self.as_fd(), &self.called.path)?;
@@ -206,7 +206,7 @@ impl Device {
     }
 
     /// Returns a range's space, a piece at a time.
-    pub(super) fn discard(&self, offset: u64, len: u64) -> std::result::Result<(), Errno> {
+    pub(super) fn discard(&self, offset: u64, len: u64) -> SysResult {
         let end = offset + len;
         let mut at = offset;
         // A hint that is only ever set; a racer that misses it asks the kernel once more.
@@ -224,7 +224,7 @@ impl Device {
     }
 
     /// By whichever way there is. Not by `BLKZEROOUT`: zeros take space.
-    fn discard_piece(&self, offset: u64, len: u64) -> std::result::Result<(), Errno> {
+    fn discard_piece(&self, offset: u64, len: u64) -> SysResult {
         let offset = self.place(offset);
         if self.kind == FileKind::Block {
             match file::discard_blocks(self.as_fd(), offset, len) {
@@ -254,12 +254,7 @@ impl Mover for Arc<Device> {
         &self.called.name
     }
 
-    unsafe fn transfer(
-        &self,
-        op: Op,
-        iovecs: &mut [IoVec],
-        offset: u64,
-    ) -> std::result::Result<(), Errno> {
+    unsafe fn transfer(&self, op: Op, iovecs: &mut [IoVec], offset: u64) -> SysResult {
         // SAFETY: the caller vouches for the buffers.
         unsafe { file::transfer(self.as_fd(), op.direction(), iovecs, self.place(offset)) }
     }

@@ -15,7 +15,7 @@ use super::{DEPTH_MAX, Op, Queue, Request, WATCHES_FULL, WATCHES_MAX};
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
 use crate::sys::event::poll_readable;
-use crate::sys::file::{Errno, IoVec};
+use crate::sys::file::{IoVec, SysResult};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,12 +32,7 @@ pub(super) trait Mover: Send {
     ///
     /// # Safety
     /// As for [`Queue::push`], until the call returns.
-    unsafe fn transfer(
-        &self,
-        op: Op,
-        iovecs: &mut [IoVec],
-        offset: u64,
-    ) -> std::result::Result<(), Errno>;
+    unsafe fn transfer(&self, op: Op, iovecs: &mut [IoVec], offset: u64) -> SysResult;
 }
 
 #[derive(Debug)]

@@ -6,7 +6,7 @@ use super::inline_queue::{InlineQueue, Mover};
 use super::{IO_ALIGN, Op, Queue, Store, check_range};
 use crate::base::error::{Error, Result};
 use crate::base::units::ByteCount;
-use crate::sys::file::{Errno, IoVec};
+use crate::sys::file::{IoVec, SysResult};
 use crate::sys::vm::{Huge, Mapping};
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -106,12 +106,7 @@ impl Mover for Arc<MemContent> {
         &self.name
     }
 
-    unsafe fn transfer(
-        &self,
-        op: Op,
-        iovecs: &mut [IoVec],
-        offset: u64,
-    ) -> std::result::Result<(), Errno> {
+    unsafe fn transfer(&self, op: Op, iovecs: &mut [IoVec], offset: u64) -> SysResult {
         let mut at = offset as usize;
         for iovec in iovecs {
             assert!(at + iovec.len() <= self.mapping.len(), "request past the end of the store");

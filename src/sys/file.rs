@@ -19,6 +19,9 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
+/// Answer of the kernel to a call.
+pub(crate) type SysResult<T = ()> = std::result::Result<T, Errno>;
+
 /// The reason the kernel gave for refusing a call. See `errno(3)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Errno(pub(crate) i32);
