@@ -282,6 +282,38 @@ fn fresh_pages_beside_stored_ones_come_by_several_if_they_are_filled_in_order() 
     data.expect_within_limit();
 }
 
+/// Of a chunk that came in whole, all pages go along with the one that is named, but those that are pinned: the next of
+/// these names the others again. An evictor that took each as often as it was named waited for itself.
+#[test]
+fn pages_that_are_named_twice_because_others_of_their_chunk_are_pinned_leave_once() {
+    const PINNED: usize = 2;
+    const LEFT: usize = 16;
+    let _watch = watchdog("named twice", Duration::from_secs(120));
+    let Some(mut data) = Data::stored() else { return };
+    if !data.moves() {
+        return;
+    }
+    let (units, chunk_len) = (CHUNK / UNIT, ByteCount(CHUNK as u64));
+    let (ptr, _) = data.range(0, units);
+    data.region.advise(&[bytes(ptr, chunk_len)], Advice::WillNeed).expect("inside the region");
+    assert!(eventually(|| data.region.stats().chunks_read > 0), "{}", data.region.stats());
+    // Few are left: a batch does not end with those that go along with the first.
+    (LEFT..units).for_each(|unit| data.discard(unit));
+    let (ptr, len) = data.range(0, PINNED);
+    let pinned = data.region.pin(bytes(ptr, len)).expect("far from all that can be pinned");
+    (10 * units..30 * units).for_each(|unit| data.check(unit));
+    let (ptr, len) = data.range(0, LEFT);
+    data.region.advise(&[bytes(ptr, len)], Advice::Cold).expect("inside the region");
+    let before = data.region.stats();
+    data.region.set_limit(ByteCount::mib(8)).expect("above the minimum");
+    let at_hand = |unit: usize| data.region.is_at_hand(data.word(unit, 0).cast());
+    assert!(eventually(|| !(PINNED..LEFT).any(at_hand)), "{before} {}", data.region.stats());
+    assert!((0..PINNED).all(at_hand));
+    drop(pinned);
+    data.check_all();
+    data.expect_within_limit();
+}
+
 /// Units at which rows of 64 KiB begin, in the second half of each chunk.
 fn rows(data: &Data) -> impl Iterator<Item = usize> + use<> {
     let half = CHUNK / UNIT / 2;

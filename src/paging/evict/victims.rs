@@ -76,7 +76,8 @@ impl Evictor {
         let TakenOut { clean, run } = &mut taken;
         let mut pieces = [Piece::new(0, 0); VICTIMS_MAX];
         let (mut piece_count, mut clean_count, mut run_len, mut moved) = (0, 0, 0, 0);
-        // Once each: a page of a chunk that has become whole since it was named is there twice, and would wait for itself.
+        // Once each: a page is there twice, and would wait for itself, if one of its chunk that did not go along with it,
+        // because it was pinned or on its way in, was named as well (`content::choose`).
         for page in victims.chunk_by(PageId::eq).map(|same| same[0]) {
             let Some(word) = content::take_victim(self.pager.memory(), page, listed) else {
                 continue;
