@@ -10,8 +10,7 @@ use crate::limit::manager::member::Member;
 use crate::limit::manager::report::Pressure;
 use crate::limit::manager::shared::ManagerState;
 use crate::sys::messages;
-use std::fmt;
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 use std::sync::{Arc, Weak};
 
 /// A consumer's part of the budget; leaves the manager when the last clone is dropped.

@@ -5,8 +5,7 @@ use crate::base::units::ByteCount;
 use crate::limit::budget::Budget;
 use crate::limit::manager::consumer::Reclaim;
 use crate::limit::manager::stats::ConsumerCounts;
-use std::fmt;
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 use std::sync::{Arc, Weak};
 
 /// One consumer: its part of the budget, and what the manager knows of it.

@@ -10,8 +10,7 @@
 use crate::base::deadline::{Term, look_every};
 use crate::base::error::{Error, Result};
 use crate::base::units::{PageId, SlotId};
-use crate::paging::fault::fill;
-use crate::paging::fault::fill::Attempts;
+use crate::paging::fault::fill::{self, Attempts};
 use crate::paging::fault::sched::{Polled, Polling, ThreadSched};
 use crate::paging::fault::status::{FaultStatus, Purpose};
 use crate::paging::page::CHUNK_PAGES;

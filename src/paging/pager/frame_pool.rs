@@ -23,8 +23,7 @@ use crate::paging::page::{BATCH_MAX, CHUNK_PAGES, PAGE, PAGE_SIZE};
 use crate::paging::pager::room::{self, RoomWaiters, Watermarks};
 use crate::paging::pager::slot_charge::SlotCharge;
 use crate::paging::purge::Purge;
-use crate::sys::vm::Discarder;
-use crate::sys::vm::{HUGE_PAGE, Piece};
+use crate::sys::vm::{Discarder, HUGE_PAGE, Piece};
 use std::sync::Arc;
 
 /// Why there is no run of frames to read into.
