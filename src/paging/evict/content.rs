@@ -54,29 +54,25 @@ pub(in crate::paging) fn take_victim(
     listed: Listed,
 ) -> Option<Word> {
     let mut spins = 0;
-    loop {
+    let leaving = loop {
         let word = memory.word(page).load();
         match word.state() {
-            State::Resident => {}
-            State::Moving => {
-                backoff(&mut spins);
-                continue;
+            State::Resident if memory.word(page).try_change(word, word.leaving()).is_ok() => {
+                break word.leaving();
             }
+            State::Resident => {}
+            State::Moving => backoff(&mut spins),
             _ => return None,
         }
-        let leaving = word.leaving();
-        if memory.word(page).try_change(word, leaving).is_err() {
-            continue;
-        }
-        if listed == Listed::Yes {
-            memory.policy().lock().policy.bypassed(page);
-        }
-        if word.pins() == 0 {
-            return Some(leaving);
-        }
-        keep(memory, page, leaving);
-        return None;
+    };
+    if listed == Listed::Yes {
+        memory.policy().lock().policy.bypassed(page);
     }
+    if leaving.pins() == 0 {
+        return Some(leaving);
+    }
+    keep(memory, page, leaving);
+    None
 }
 
 /// Leaves a victim where it is.
