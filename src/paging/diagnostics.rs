@@ -45,6 +45,16 @@ pub(in crate::paging) fn waits_for_room(room: NoRoom) {
     messages::tell(WHAT, WARNINGS_MAX, text);
 }
 
+/// Kind of the message below.
+pub(in crate::paging) const WAITS_FOR_THREAD: &str = "a thread waits for one that has a page";
+
+/// A page or a chunk is in a thread's hands for long, for which it needs microseconds. At once: the evictor, which sends
+/// messages, may be the one that waits.
+pub(in crate::paging) fn waits_for_thread() {
+    let text = format_args!("{WAITS_FOR_THREAD}, and hangs or gets no processor");
+    messages::tell_at_once(WAITS_FOR_THREAD, WARNINGS_MAX, text);
+}
+
 /// A page's content is lost; a thread that touches it gets SIGBUS.
 pub(in crate::paging) fn lost_page(addr: usize, cause: &Error, room: NoRoom) {
     if let Error::LimitExceeded { .. } = cause {

@@ -465,6 +465,12 @@ impl Outbox {
     }
 }
 
+/// True if a message of a kind was told, or counted, by this process.
+#[cfg(test)]
+pub(crate) fn was_told(kind: &str) -> bool {
+    outbox().kinds.iter().any(|of| of.what.get().is_some_and(|what| *what == kind))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -37,14 +37,38 @@ pub(in crate::paging) const PAGE_SIZE: crate::base::units::ByteCount =
 #[cfg(not(loom))]
 pub(in crate::paging) const BATCH_MAX: usize = 256;
 
-/// Spins shortly, then yields: for states of words that last microseconds.
+/// Spins shortly, then yields: for states of words that last microseconds. A wait that lasts is told of: nothing else tells
+/// of a thread that waits for itself.
 #[cfg(not(loom))]
 pub(in crate::paging) fn backoff(spins: &mut u32) {
-    *spins += 1;
+    /// Some seconds of nothing else. A process that is stopped does not spin.
+    const LONG: u32 = 1 << 24;
+    *spins = spins.wrapping_add(1);
+    if spins.is_multiple_of(LONG) {
+        crate::paging::diagnostics::waits_for_thread();
+    }
     if *spins < 64 { std::hint::spin_loop() } else { std::thread::yield_now() }
 }
 
 #[cfg(loom)]
 pub(in crate::paging) fn backoff(_: &mut u32) {
     loom::thread::yield_now();
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::paging::diagnostics::WAITS_FOR_THREAD;
+    use crate::sys::messages;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "writes to standard error")]
+    fn a_wait_that_lasts_is_told_of_and_goes_on() {
+        let mut spins = u32::MAX - 1;
+        backoff(&mut spins);
+        assert!(!messages::was_told(WAITS_FOR_THREAD), "it is short");
+        backoff(&mut spins);
+        assert!(messages::was_told(WAITS_FOR_THREAD));
+        assert_eq!(spins, 0, "it is counted anew");
+    }
 }
