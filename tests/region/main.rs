@@ -11,3 +11,4 @@ mod shadow;
 mod soak;
 mod stats;
 mod waiting;
+mod whole;
