@@ -67,7 +67,8 @@ fn main() -> Result<(), Failure> {
     let path = directory.path().join("database");
     let mut builder = Database::builder();
     let memory: ByteCount = std::env::var("LIMIT").as_deref().unwrap_or("64MiB").parse()?;
-    let manager = MemoryManager::start(ByteCount(memory.0 - CACHE.0))?;
+    let shared = memory.0.checked_sub(CACHE.0).ok_or("LIMIT: redb alone has 4 MiB of it")?;
+    let manager = MemoryManager::start(ByteCount(shared))?;
     let database = match std::env::args().nth(1).as_deref() {
         Some("file") => builder.set_cache_size(memory.as_usize()).create(&path)?,
         None | Some("pool") => {
@@ -92,9 +93,7 @@ fn main() -> Result<(), Failure> {
     })?;
     timed("scan", || sum(&database, 0..keys))?;
     // Another part of the program needs memory: the pool gives it, and takes it back afterwards.
-    timed("32 MiB for something else", || {
-        drop(manager.allocate_temporary(ByteCount::mib(32))?);
-        Ok(())
-    })?;
+    let half = ByteCount(shared / 2);
+    timed("half for something else", || Ok(manager.allocate_temporary(half).map(drop)?))?;
     timed("lookups again", || sum(&database, all()))
 }
