@@ -3,14 +3,16 @@
 
     integrations/run.py                     # builds all and measures them small: minutes to build, seconds to run
     integrations/run.py --paper             # DataFusion with TPC-H at scale factor 1, the others with 100 to 300 MiB
+    integrations/run.py --paper --write     # puts the table into integrations/README.md, too
     integrations/run.py arrow redb --built  # some engines, which are built already
 
 Three sides, each a process of its own: *stock* is the engine in ordinary memory without a limit; *swap* is the same in
 a memory control group with a swap file; *farheap* is the integration in a group of the same size, which may not swap.
 A group has half of what stock has at its peak; for DataFusion, a budget and what a process has beside it. There a
 fourth side, *own pool*, is DataFusion's with that budget, whose joins fail. All answers must be equal.
-What is not installed or permitted is said and left out. Figures go to target/figures/integrations.csv, where those of
-other engines stay, each as soon as it is there, and to integrations.svg.
+What is not installed or permitted is said and left out; what fails is named at the end, and the status is 1 then.
+Figures go to target/figures/integrations.csv, where those of other engines stay, each as soon as it is there, and to
+integrations.svg.
 """
 
 import argparse
@@ -22,7 +24,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "hosts"))
@@ -41,6 +42,10 @@ REDB_BESIDE = 16 * MIB
 GOAL_SPEED, GOAL_APART = 1.0, 64
 # Times and peaks that examples print are no part of an answer.
 TIMES = re.compile(r" *[0-9.]+ s  |  VmHWM.*")
+
+
+class Failed(Exception):
+    """What was to be measured cannot be: why, and what to do."""
 
 
 class Work:
@@ -66,9 +71,15 @@ def half(peak):
     return max(peak // 2, GROUP_MIN)
 
 
+def built(program):
+    if not program.exists():
+        raise Failed(f"there is no {program}: it is built without --built")
+    return program
+
+
 def simple(name, example, stock, far, environment):
     def works(args, dir):
-        program = args.programs / "examples" / example
+        program = built(args.programs / "examples" / example)
         return [Work(name, [program, stock], [program, far], environment(args.paper), half)]
 
     return works
@@ -77,9 +88,7 @@ def simple(name, example, stock, far, environment):
 def sqlite(args, dir):
     rows = 1_000_000 if args.paper else 300_000
     program = dir / "sqlite"
-    library = args.target.parent / ("debug" if args.debug else "release") / "libfarheap_ffi.so"
-    if not library.exists():
-        raise hosts.Skipped(f"there is no {library}")
+    library = built(args.target.parent / args.programs.name / "libfarheap_ffi.so")
     # By the name that it has where it is installed.
     (dir / "libfarheap.so.1").symlink_to(library)
     hosts.tool("cc", "-O2", "-o", str(program), str(ROOT / "ffi/examples/sqlite.c"), f"-I{ROOT}/ffi/include",
@@ -90,10 +99,10 @@ def sqlite(args, dir):
 
 
 def datafusion(args, dir):
-    program, scale = args.programs / "examples" / "tpch", "1" if args.paper else "0.05"
-    tables = pathlib.Path(args.tables or dir / "tables")
+    program, scale = built(args.programs / "examples" / "tpch"), "1" if args.paper else "0.05"
+    tables = args.tables or dir / "tables"
     if not (tables / "lineitem.parquet").exists():
-        tables.mkdir(exist_ok=True)
+        tables.mkdir(parents=True, exist_ok=True)
         subprocess.run([program, "make", tables, scale], check=True)
     works = []
     # The build of a join is 1.5 GiB at scale factor 1, those of both twice that.
@@ -105,7 +114,10 @@ def datafusion(args, dir):
             name = f"datafusion {budget} MiB {'22 queries' if queries == 'all' else queries}"
             works.append(Work(name, argv("memory"), argv("far"), {}, group, argv("budget")))
             works[-1].budget = budget
-    return [work for work in works if not args.only or args.only in work.name]
+    chosen = [work for work in works if not args.only or args.only in work.name]
+    if not chosen:
+        raise Failed(f"--only {args.only}: its rows are {', '.join(work.name for work in works)}")
+    return chosen
 
 
 ENGINES = {
@@ -122,24 +134,34 @@ class Table(hosts.Table):
 
     def __init__(self, args, engines):
         self.engines, self.only = engines, args.only or ""
+        self.failed = []
         super().__init__(args, "integrations")
 
     def begin(self):
         """Keeps the rows of what is not measured now."""
         rows = []
-        is_now = lambda work: work.split()[0].rstrip(":") in self.engines and self.only in work.partition(":")[0]
         if self.csv.exists():
             with open(self.csv) as file:
-                rows = [row for row in csv.DictReader(file) if not is_now(row["work"])]
+                rows = [row for row in csv.DictReader(file) if not self.is_now(row["work"])]
         super().begin()
         number = lambda text: float(text) if text else None
         for row in rows:
             self.row(row["work"], number(row["value"]), row["unit"], row["baseline"], number(row["baseline_value"]),
                      number(row["goal"]))
 
+    def line(self, name, side, limit, outcome, plain):
+        super().line(name, side, limit, outcome, plain)
+        # DataFusion's own pool is there to fail, and the kernel kills what it cannot page out in time.
+        if isinstance(outcome, str) and side in ("stock", "farheap"):
+            self.failed.append(f"{name}: {side}")
+
     def row(self, work, value, unit, name, base, goal):
         super().row(work, value, unit, name, base, goal)
         picture.bars([(f"{work} / {name}", ratio, goal) for work, _, _, ratio, goal in self.rows], self.csv.with_suffix(".svg"))
+
+    def is_now(self, work):
+        """Whether this run measures a row of the name."""
+        return work.split()[0].rstrip(":") in self.engines and self.only in work.partition(":")[0]
 
     def compare_sides(self, work, far, base, name):
         if isinstance(far, str):
@@ -169,10 +191,9 @@ def measure(work, table, args, dir):
     redb = work.name == "redb"
     limit = {"LIMIT": "1GiB"} if redb else {}
     stock = perform(work, work.stock, limit, hosts.Side("stock"), args, dir)
-    if isinstance(stock, str):
-        print(f"skipped: {work.name}: stock: {stock}")
-        return
     table.line(work.name, "stock", 0, stock, stock)
+    if isinstance(stock, str):
+        return
     if work.own:
         own = perform(work, work.own, {}, hosts.Side("own pool"), args, dir)
         if not isinstance(own, str) and own.answer != stock.answer:
@@ -219,21 +240,29 @@ def main():
     target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
     parser.add_argument("engine", nargs="*", help=", ".join(ENGINES))
     parser.add_argument("--paper", action="store_true", help="real sizes")
-    parser.add_argument("--built", action="store_true", help="builds nothing")
-    parser.add_argument("--debug", action="store_true", help="programs without optimisation")
+    parser.add_argument("--built", action="store_true", help="builds nothing: it is built already")
+    parser.add_argument("--debug", action="store_true", help="programs without optimisation: answers only")
     parser.add_argument("--only", metavar="TEXT", help="DataFusion's rows with this in their name")
-    parser.add_argument("--tables", metavar="DIR", help="has TPC-H's tables, or is to have them")
+    absolute = lambda text: pathlib.Path(text).absolute()  # What is measured runs elsewhere.
+    parser.add_argument("--tables", type=absolute, metavar="DIR", help="has TPC-H's tables of this size, or is to have them")
     parser.add_argument("--no-swap", action="store_true", help="leaves the kernel's swap out")
     parser.add_argument("--deadline", type=int, default=600, metavar="S", help="stops a run after this (600)")
-    parser.add_argument("--dir", default=hosts.tempfile.gettempdir(), metavar="DIR", help="for all files")
-    parser.add_argument("--target", type=pathlib.Path, default=target / "integrations", metavar="DIR", help="of cargo")
+    parser.add_argument("--dir", type=absolute, default=tempfile.gettempdir(), metavar="DIR",
+                        help="for all files, swap's too; best on the disk that is to be measured (%(default)s)")
+    parser.add_argument("--target", type=pathlib.Path, default=target / "integrations", metavar="DIR",
+                        help="of cargo, for the engines (%(default)s)")
+    parser.add_argument("--write", action="store_true", help="puts the table's new lines into integrations/README.md")
     args = parser.parse_args()
     engines = args.engine or list(ENGINES)
     if unknown := [name for name in engines if name not in ENGINES]:
         parser.error(f"there is no engine {', '.join(unknown)}; there are {', '.join(ENGINES)}")
+    if args.write and not args.paper:
+        parser.error("--write keeps real sizes: add --paper")
+    if not os.path.isdir(args.dir):
+        parser.error(f"--dir {args.dir}: there is no such directory")
     args.small, args.target = not args.paper, args.target.resolve()
     args.programs = args.target / ("debug" if args.debug else "release")
-    os.environ["TMPDIR"] = args.dir
+    os.environ["TMPDIR"] = str(args.dir)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     if not args.built:
         build(engines, args)
@@ -244,17 +273,35 @@ def main():
         print(f"without groups: {why}")
         args.groups = False
     # Swap holds what a group does not: both builds of DataFusion's joins.
-    args.swap = args.groups and not args.no_swap and start_swap(args, 4096 if args.paper and "datafusion" in engines else 1024)
+    size_mib = (4096 if args.paper else 1024) if "datafusion" in engines else 1024 if args.paper else 256
+    args.swap = args.groups and not args.no_swap and start_swap(args, size_mib)
     table = Table(args, engines)
     for name in engines:
         with tempfile.TemporaryDirectory(prefix="farheap-integrations-", dir=args.dir) as dir:
             try:
                 for work in ENGINES[name](args, pathlib.Path(dir)):
                     measure(work, table, args, dir)
-            except (hosts.Skipped, FileNotFoundError) as why:
+            except hosts.Skipped as why:
                 print(f"skipped: {name}: {why}")
+            except (Failed, subprocess.CalledProcessError) as why:
+                print(f"{name}: {why}")
+                table.failed.append(name)
     table.tell_goals()
-    sys.exit("an answer is wrong" if table.is_wrong else 0)
+    if args.write and not table.is_wrong:
+        write(table)
+    sys.exit("an answer is wrong" if table.is_wrong else f"failed: {', '.join(table.failed)}" if table.failed else 0)
+
+
+def write(table):
+    """Replaces the lines of what was measured now."""
+    path = ROOT / "integrations" / "README.md"
+    begin, end = "<!-- run.py -->\n", "<!-- end -->\n"
+    head, _, rest = path.read_text().partition(begin)
+    old, _, tail = rest.partition(end)
+    name = lambda line: line.strip("| ").partition(" |")[0]
+    kept = [line for line in old.splitlines()[2:] if not table.is_now(name(line))]
+    lines = sorted(kept + table.lines[2:], key=lambda line: list(ENGINES).index(name(line).split()[0]))
+    path.write_text(head + begin + "\n".join(table.lines[:2] + lines) + "\n" + end + tail)
 
 
 def start_swap(args, size_mib):
