@@ -93,7 +93,8 @@ fn rows(table: &str, scale: f64) -> Box<dyn RecordBatchReader> {
 fn make(dir: &str, scale: f64) -> Result<(), Failure> {
     for table in TABLES {
         let rows = rows(table, scale);
-        let file = File::create(format!("{dir}/{table}.parquet"))?;
+        let path = format!("{dir}/{table}.parquet");
+        let file = File::create(&path).map_err(|error| format!("{path}: {error}"))?;
         let mut writer = ArrowWriter::try_new(file, rows.schema(), None)?;
         for batch in rows {
             writer.write(&batch?)?;
