@@ -41,7 +41,7 @@ extern "C" fn at_the_end() {
         return;
     }
     let limit = settings.limit();
-    if !settings.stats && limit.is_none_or(|limit| may_have_had() <= limit) {
+    if !settings.stats && limit.is_none_or(|(limit, _)| may_have_had() <= limit) {
         return; // As most programs.
     }
     let heap = Heap::running();
@@ -81,14 +81,17 @@ fn far(heap: &Heap) -> String {
 struct Process {
     /// `None`: the kernel does not say.
     peak: Option<ByteCount>,
-    limit: Option<ByteCount>,
+    /// And whether memory of files, of which the kernel does not tell the peak, counts.
+    limit: Option<(ByteCount, bool)>,
 }
 
 impl Process {
     /// True if the peak is above the limit, by more than what comes and goes before far memory has left.
     fn is_above(&self) -> bool {
         let most = |limit: ByteCount| limit.0 + limit.0 / OVER_PART;
-        self.peak.zip(self.limit).is_some_and(|(peak, limit)| peak.0 > most(limit))
+        let over =
+            |(peak, (limit, counts_files)): (ByteCount, _)| counts_files && peak.0 > most(limit);
+        self.peak.zip(self.limit).is_some_and(over)
     }
 }
 
@@ -99,7 +102,8 @@ impl Display for Process {
             None => f.write_str("process: peak unknown")?,
         }
         match self.limit {
-            Some(limit) => write!(f, " of at most {limit}")?,
+            Some((limit, true)) => write!(f, " of at most {limit}")?,
+            Some((limit, false)) => write!(f, ", files included, of at most {limit} without")?,
             None => f.write_str(", without a limit")?,
         }
         f.write_str(if self.is_above() { ", above its limit" } else { "" })
@@ -141,4 +145,21 @@ extern "C" fn _exit(status: libc::c_int) -> ! {
 /// True if this process is the one that the library was loaded in, not a child that it forked.
 fn is_first_process() -> bool {
     settings().is_some_and(|settings| settings.process == std::process::id())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_above_a_limit_that_was_named_and_no_other() {
+        let process = |counts_files| Process {
+            peak: Some(ByteCount::mib(40)),
+            limit: Some((ByteCount::mib(32), counts_files)),
+        };
+        let text = process(true).to_string();
+        assert_eq!(text, "process: peak 40.0 MiB of at most 32.0 MiB, above its limit");
+        let text = process(false).to_string();
+        assert_eq!(text, "process: peak 40.0 MiB, files included, of at most 32.0 MiB without");
+    }
 }

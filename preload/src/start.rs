@@ -64,9 +64,12 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Resident bytes that the configuration allows the process.
-    pub(crate) fn limit(&self) -> Option<ByteCount> {
-        Heap::builder().parse(self.conf.as_deref()?).and_then(|builder| builder.limits()).ok()?.0
+    /// Resident bytes that the configuration allows the process, and whether those of files count: they do not in a limit
+    /// that nobody has named.
+    pub(crate) fn limit(&self) -> Option<(ByteCount, bool)> {
+        let builder = Heap::builder().parse(self.conf.as_deref()?).ok()?;
+        let counts_files = builder.get("limit").is_some_and(|limit| limit != "auto");
+        Some((builder.limits().ok()?.0?, counts_files))
     }
 }
 
