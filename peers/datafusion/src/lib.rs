@@ -73,17 +73,7 @@ pub fn main() -> ExitCode {
         return child::serve(task);
     }
     process::catch_interrupts();
-    match run(&args) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(Failure::Skipped(why)) => {
-            println!("skipped: {why}");
-            ExitCode::SUCCESS
-        }
-        Err(failure) => {
-            eprintln!("farheap-peer-datafusion: {failure}");
-            ExitCode::FAILURE
-        }
-    }
+    failure::end("farheap-peer-datafusion", run(&args))
 }
 
 fn run(args: &Args) -> Result<()> {
