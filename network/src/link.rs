@@ -226,6 +226,11 @@ impl Link {
         self.in_flight > 0 && now.saturating_duration_since(self.heard) > stall
     }
 
+    /// Nobody has listened to the server for some of the time until now.
+    pub(crate) fn excuse(&mut self, unheard: Duration, now: Instant) {
+        self.heard = now.min(self.heard + unheard);
+    }
+
     /// Takes a request; nothing is sent yet.
     ///
     /// # Panics

@@ -53,6 +53,10 @@ const RECENT: usize = 64;
 /// A request is given up after this many times the time for silence, also where its server answers others.
 const STALLS_OLD: u32 = 4;
 
+/// Of the time between two looks at a connection at most 1/STALL_PART of that for silence counts as silence: a thread that
+/// was stopped has not listened meanwhile, and what its servers have sent may be on its way.
+const STALL_PART: u32 = 4;
+
 /// Pause of a table's user between two looks for a connection.
 const CONNECTION_PAUSE: Duration = Duration::from_millis(1);
 
@@ -431,11 +435,17 @@ impl SetQueue {
     /// over.
     pub(crate) fn check(&mut self) {
         let now = Instant::now();
-        if self.look_every().is_none_or(|every| now - self.checked < every) {
+        let since = now - self.checked;
+        if self.look_every().is_none_or(|every| since < every) {
             return;
         }
         self.checked = now;
+        let unheard = since.saturating_sub(self.shared.stall() / STALL_PART);
+        for request in &mut self.requests.pending {
+            request.started = now.min(request.started + unheard);
+        }
         for at in 0..self.lines.len() {
+            self.lines[at].link.excuse(unheard, now);
             let QueueLine { link, server, life, .. } = &self.lines[at];
             let is_useless = server.is_taken() || !server.is_life(*life);
             if link.is_stalled(now, self.shared.stall()) || link.is_open() && is_useless {

@@ -303,6 +303,23 @@ fn a_request_that_is_never_answered_is_given_up_although_others_are() {
 }
 
 #[test]
+fn a_thread_that_has_not_listened_gives_no_connection_up() {
+    let server = TestServer::start(Announced::default());
+    let times = NbdTimes { stall: Duration::from_millis(100), ..QUICK };
+    let client = client(std::slice::from_ref(&server.address), times);
+    let mut page = Page::of(0, PAGE);
+    let mut queue = client.open_queue(1).expect("a queue");
+    server.control.plan(|asked| if asked.offset > 0 { Plan::Await } else { Plan::Answer });
+    push(&mut queue, 1, true, 8192, &mut page);
+    queue.submit();
+    // As a process does that is stopped, or whose machine is; too old for the server as well, by the clock.
+    std::thread::sleep(times.stall * 6);
+    queue.wait(Duration::ZERO, &mut |end| panic!("{end:?}")).expect("a wait");
+    assert_eq!(client.stats()[0].breaks, 0);
+    server.control.let_go();
+}
+
+#[test]
 fn a_late_trim_bars_its_place() {
     let server = TestServer::start(Announced::default());
     let client = client(std::slice::from_ref(&server.address), QUICK);
