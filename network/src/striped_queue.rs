@@ -747,8 +747,9 @@ impl StripedQueue {
             }
             lane.check();
         }
-        self.hedge();
+        // First: a read whose answer has come is not late. What is asked for then waits for the caller's `submit`.
         self.submit();
+        self.hedge();
     }
 
     /// See [`SetQueue::look_every`].

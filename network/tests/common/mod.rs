@@ -632,6 +632,11 @@ impl Page {
 /// Pushes a request on a page, and waits for its end.
 pub(crate) fn run(queue: &mut NbdQueue, is_read: bool, offset: u64, page: &mut Page) -> Ending {
     push(queue, 7, is_read, offset, page);
+    end_of(queue, is_read, offset, page)
+}
+
+/// Waits for the end of request 7, the only one in flight.
+pub(crate) fn end_of(queue: &mut NbdQueue, is_read: bool, offset: u64, page: &Page) -> Ending {
     let start = Instant::now();
     let mut end = None;
     while end.is_none() {
