@@ -19,7 +19,7 @@ use crate::seat::{Seat, Seated};
 use crate::server_mark::MARK_LEN;
 use crate::stream::{Connection, NbdStream, Timed};
 use crate::sync::{AtomicBool, AtomicU64, Ordering};
-use crate::sys::{self, Awaited, IoSlice};
+use crate::sys::{self, Awaited, IoSlice, WaitTerm};
 use crate::tls;
 use crate::wire::NbdCommand;
 use std::fmt;
@@ -637,7 +637,7 @@ fn connect(
     let certificates = address.certificates();
     let mut stream = NbdStream::new(certificates.is_some());
     stream.attach(Connection { fd, keys: None });
-    let mut timed = Timed { stream: &mut stream, deadline };
+    let mut timed = Timed { stream: &mut stream, term: WaitTerm::until(deadline) };
     greet(&mut timed)?;
     if let Some(certificates) = certificates {
         request_tls(&mut timed)?;
@@ -682,7 +682,7 @@ pub(crate) fn run_with(
     len: u32,
     deadline: Instant,
 ) -> io::Result<FlightEnd> {
-    let (mut end, mut has_waited) = (None, false);
+    let (mut end, mut has_waited, mut term) = (None, false, WaitTerm::until(deadline));
     link.start(0, command, offset, len);
     while end.is_none() {
         let mut done = |_, how| end = Some(how);
@@ -695,7 +695,7 @@ pub(crate) fn run_with(
         if end.is_some() {
             break;
         }
-        let left = deadline.saturating_duration_since(Instant::now());
+        let left = term.left();
         let is_over = left.is_zero();
         if pumped.is_err() || is_over {
             link.break_off(&mut |_, e| end = Some(e));

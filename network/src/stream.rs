@@ -6,12 +6,11 @@
 #![expect(unsafe_code, reason = "fills and sends the buffers of requests")]
 
 use crate::resident::touch;
-use crate::sys::{self, Awaited, IoSlice};
+use crate::sys::{self, Awaited, IoSlice, WaitTerm};
 use crate::tls::{Opened, PLAIN_MAX, RECORD_MAX, TlsKeys};
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
-use std::time::Instant;
 
 /// Records that are sent by one call.
 const OUTGOING: usize = 4 * RECORD_MAX;
@@ -273,7 +272,7 @@ unsafe fn fill(record: &mut [u8], from: &[IoSlice], mut skip: usize) -> usize {
 #[derive(Debug)]
 pub(crate) struct Timed<'a> {
     pub(crate) stream: &'a mut NbdStream,
-    pub(crate) deadline: Instant,
+    pub(crate) term: WaitTerm,
 }
 
 impl Timed<'_> {
@@ -283,7 +282,7 @@ impl Timed<'_> {
         mut transfer: impl FnMut(&mut NbdStream) -> io::Result<Option<T>>,
     ) -> io::Result<T> {
         loop {
-            let left = self.deadline.saturating_duration_since(Instant::now());
+            let left = self.term.left();
             if left.is_zero() {
                 return Err(io::ErrorKind::TimedOut.into());
             }

@@ -185,6 +185,32 @@ pub(crate) fn wait(awaited: &[Awaited], timeout: Duration) -> io::Result<u32> {
     Ok(bits.fold(0, |mask, (at, _)| mask | 1 << at))
 }
 
+/// A deadline of what is waited for step by step. Time beyond two steps at once does not count: this process was stopped,
+/// and what the other side has sent may be on its way.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WaitTerm {
+    end: Instant,
+    looked: Instant,
+    step: Duration,
+}
+
+impl WaitTerm {
+    const STEPS: u32 = 8;
+
+    pub(crate) fn until(end: Instant) -> WaitTerm {
+        let now = Instant::now();
+        WaitTerm { end, looked: now, step: end.saturating_duration_since(now) / WaitTerm::STEPS }
+    }
+
+    /// Returns how long to wait before it is asked again; zero: it is over.
+    pub(crate) fn left(&mut self) -> Duration {
+        let now = Instant::now();
+        self.end += (now - self.looked).saturating_sub(self.step * 2);
+        self.looked = now;
+        self.end.saturating_duration_since(now).min(self.step)
+    }
+}
+
 /// Connects to a TCP socket.
 pub(crate) fn connect_tcp(address: SocketAddr, deadline: Instant) -> io::Result<OwnedFd> {
     let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
@@ -195,8 +221,9 @@ pub(crate) fn connect_tcp(address: SocketAddr, deadline: Instant) -> io::Result<
         Err(Errno::EINPROGRESS) => {}
         Err(errno) => return Err(errno.into()),
     }
+    let mut term = WaitTerm::until(deadline);
     loop {
-        let left = deadline.saturating_duration_since(Instant::now());
+        let left = term.left();
         let awaited = [Awaited { fd: fd.as_raw_fd(), write: true }];
         if wait(&awaited, left)? != 0 {
             return match getsockopt(&fd, sockopt::SocketError)? {
@@ -242,4 +269,18 @@ pub(crate) fn abort(fd: OwnedFd) {
     let _ = setsockopt(&fd, sockopt::Linger, &now);
     let _ = nix::sys::socket::shutdown(fd.as_raw_fd(), nix::sys::socket::Shutdown::Both);
     drop(fd);
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_in_which_nobody_could_wait_does_not_count() {
+        let (now, step) = (Instant::now(), Duration::from_secs(60));
+        let end = now - step / 60;
+        assert_eq!(WaitTerm { end, looked: now - step * 4, step }.left(), step);
+        assert_eq!(WaitTerm { end, looked: now, step }.left(), Duration::ZERO);
+        assert_eq!(WaitTerm::until(end).left(), Duration::ZERO);
+    }
 }
