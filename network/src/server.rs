@@ -328,9 +328,9 @@ impl NbdServer {
     ///
     /// # Errors
     /// `EBUSY` when the mark is another's.
-    pub(crate) fn is_marked(&self, link: &mut Link, deadline: Instant) -> Result<bool, i32> {
+    pub(crate) fn is_marked(&self, link: &mut Link, term: &mut WaitTerm) -> Result<bool, i32> {
         let mark = self.tending.mark.lock().unwrap_or_else(PoisonError::into_inner);
-        match look(&mark, link, deadline) {
+        match look(&mark, link, term) {
             Ok(Found::Ours) => Ok(true),
             Ok(_) => Err(libc::EBUSY),
             Err(_) => {
@@ -341,19 +341,19 @@ impl NbdServer {
     }
 
     /// The run with this number owns the export, whose mark it has written.
-    pub(crate) fn own(&self, link: &mut Link, run: u64, deadline: Instant) -> io::Result<()> {
+    pub(crate) fn own(&self, link: &mut Link, run: u64, term: &mut WaitTerm) -> io::Result<()> {
         if let Some(lease) = &self.lease {
             lease.begin(run);
         }
-        self.renew(link, Instant::now(), deadline)
+        self.renew(link, Instant::now(), term)
     }
 
     /// The mark was looked at after `from`: writes the next beat, of a table, so that others see that its owner lives.
-    fn renew(&self, link: &mut Link, from: Instant, deadline: Instant) -> io::Result<()> {
+    fn renew(&self, link: &mut Link, from: Instant, term: &mut WaitTerm) -> io::Result<()> {
         if let Some(lease) = &self.lease
             && let Some(mut beat) = lease.next_beat()
         {
-            run_to_end(link, NbdCommand::Write, BLOCK, &mut beat, deadline)?;
+            run_to_end(link, NbdCommand::Write, BLOCK, &mut beat, term)?;
             lease.renew(from);
         }
         Ok(())
@@ -376,8 +376,9 @@ impl NbdServer {
     ) -> io::Result<()> {
         let mut mark = self.tending.mark.lock().unwrap_or_else(PoisonError::into_inner);
         // An answer that waited counts however late it is read.
-        if matches!(look(&mark, link, deadline)?, Found::Ours) && Instant::now() < deadline {
-            run_to_end(link, NbdCommand::Write, 0, &mut to.clone(), deadline)?;
+        let term = &mut WaitTerm::within(deadline.saturating_duration_since(Instant::now()));
+        if matches!(look(&mark, link, term)?, Found::Ours) && Instant::now() < deadline {
+            run_to_end(link, NbdCommand::Write, 0, &mut to.clone(), term)?;
             *mark = Some(to.as_slice().into());
         }
         Ok(())
@@ -457,8 +458,8 @@ impl NbdServer {
     /// Connects, and looks whether the export still is what it was; `None`: it is not, and never will be.
     fn connect_again(&self, wait: Duration) -> io::Result<Option<Seated>> {
         let start = Instant::now();
-        let deadline = start + wait;
-        let (connection, export) = connect(&self.endpoint, &self.address, deadline)?;
+        let term = &mut WaitTerm::within(wait);
+        let (connection, export) = connect(&self.endpoint, &self.address, term)?;
         if self.lease.is_some() {
             sys::bound_unacked(connection.fd.as_fd(), self.unacked_max());
         }
@@ -469,9 +470,9 @@ impl NbdServer {
         link.attach(connection, export.is_chunked());
         // One at a time: of two that find zeros the second would note as lacking what was written by the first.
         let mark = self.tending.mark.lock().unwrap_or_else(PoisonError::into_inner);
-        match look(&mark, &mut link, deadline)? {
-            Found::Ours => self.renew(&mut link, start, deadline)?,
-            Found::Zeros if self.has_others => self.begin_anew(&mark, &mut link, deadline)?,
+        match look(&mark, &mut link, term)? {
+            Found::Ours => self.renew(&mut link, start, term)?,
+            Found::Zeros if self.has_others => self.begin_anew(&mark, &mut link, term)?,
             Found::Zeros | Found::Other => return Ok(None),
         }
         let life = self.life();
@@ -481,12 +482,12 @@ impl NbdServer {
     }
 
     /// The server has begun anew, without what it held: it lacks everything from now on, and is marked again.
-    fn begin_anew(&self, mark: &Mark, link: &mut Link, deadline: Instant) -> io::Result<()> {
+    fn begin_anew(&self, mark: &Mark, link: &mut Link, term: &mut WaitTerm) -> io::Result<()> {
         // First: what connections of its last life still report changes `lacking` no more.
         self.life.fetch_add(1, Ordering::SeqCst);
         self.lacking.insert(0, self.export.size() / BLOCK * BLOCK);
         let Some(mut bytes) = mark.clone() else { return Ok(()) };
-        run_to_end(link, NbdCommand::Write, 0, &mut bytes, deadline)
+        run_to_end(link, NbdCommand::Write, 0, &mut bytes, term)
     }
 
     fn state(&self, to: ServerState) -> bool {
@@ -561,8 +562,9 @@ impl NbdServer {
         }
         let mark = self.tending.mark.lock().unwrap_or_else(PoisonError::into_inner);
         let start = Instant::now();
-        match look(&mark, control, start + wait) {
-            Ok(Found::Ours) if self.renew(control, start, start + wait).is_ok() => {
+        let term = &mut WaitTerm::within(wait);
+        match look(&mark, control, term) {
+            Ok(Found::Ours) if self.renew(control, start, term).is_ok() => {
                 return Some(true);
             }
             Ok(Found::Other) => return Some(false),
@@ -593,10 +595,10 @@ impl ServerAddress {
 }
 
 /// Looks at the first block.
-fn look(mark: &Mark, link: &mut Link, deadline: Instant) -> io::Result<Found> {
+fn look(mark: &Mark, link: &mut Link, term: &mut WaitTerm) -> io::Result<Found> {
     let Some(mark) = mark else { return Ok(Found::Ours) };
     let mut found = vec![0; MARK_LEN];
-    run_to_end(link, NbdCommand::Read, 0, &mut found, deadline)?;
+    run_to_end(link, NbdCommand::Read, 0, &mut found, term)?;
     Ok(match () {
         () if found == **mark => Found::Ours,
         () if found.iter().all(|byte| *byte == 0) => Found::Zeros,
@@ -607,7 +609,7 @@ fn look(mark: &Mark, link: &mut Link, deadline: Instant) -> io::Result<Found> {
 /// Looks an address up, and leaves again.
 fn enter(address: &ServerAddress, wait: Duration) -> Result<(Endpoint, Export), NetworkError> {
     let endpoint = address.look_up()?;
-    let (connection, export) = connect(&endpoint, address, Instant::now() + wait)
+    let (connection, export) = connect(&endpoint, address, &mut WaitTerm::within(wait))
         .map_err(|error| NetworkError::new(address, format!("cannot be used: {error}")))?;
     let mut link = Link::new(1, address.certificates().is_some());
     link.attach(connection, export.is_chunked());
@@ -619,14 +621,14 @@ fn enter(address: &ServerAddress, wait: Duration) -> Result<(Endpoint, Export), 
 fn connect(
     endpoint: &Endpoint,
     address: &ServerAddress,
-    deadline: Instant,
+    term: &mut WaitTerm,
 ) -> io::Result<(Connection, Export)> {
     let fd = match endpoint {
         Endpoint::Unix(path) => sys::connect_unix(path)?,
         Endpoint::Tcp(addresses) => {
             let mut result = Err(io::ErrorKind::NotFound.into());
             for address in addresses {
-                result = sys::connect_tcp(*address, deadline);
+                result = sys::connect_tcp(*address, term);
                 if result.is_ok() {
                     break;
                 }
@@ -637,7 +639,7 @@ fn connect(
     let certificates = address.certificates();
     let mut stream = NbdStream::new(certificates.is_some());
     stream.attach(Connection { fd, keys: None });
-    let mut timed = Timed { stream: &mut stream, term: WaitTerm::until(deadline) };
+    let mut timed = Timed { stream: &mut stream, term };
     greet(&mut timed)?;
     if let Some(certificates) = certificates {
         request_tls(&mut timed)?;
@@ -662,11 +664,11 @@ pub(crate) fn run_to_end(
     command: NbdCommand,
     offset: u64,
     data: &mut [u8],
-    deadline: Instant,
+    term: &mut WaitTerm,
 ) -> io::Result<()> {
     let mut vectors = BufferTable::new(1, 1);
     vectors.set(0, std::iter::once(IoSlice::new(data.as_mut_ptr(), data.len())));
-    match run_with(link, &vectors, command, offset, data.len() as u32, deadline)? {
+    match run_with(link, &vectors, command, offset, data.len() as u32, term)? {
         FlightEnd::Done => Ok(()),
         FlightEnd::Refused(errno) => Err(io::Error::from_raw_os_error(errno)),
         FlightEnd::Unsent | FlightEnd::Lost => Err(io::ErrorKind::ConnectionAborted.into()),
@@ -680,9 +682,9 @@ pub(crate) fn run_with(
     command: NbdCommand,
     offset: u64,
     len: u32,
-    deadline: Instant,
+    term: &mut WaitTerm,
 ) -> io::Result<FlightEnd> {
-    let (mut end, mut has_waited, mut term) = (None, false, WaitTerm::until(deadline));
+    let (mut end, mut has_waited) = (None, false);
     link.start(0, command, offset, len);
     while end.is_none() {
         let mut done = |_, how| end = Some(how);

@@ -8,12 +8,12 @@ use crate::link::{BufferTable, FlightEnd, Link};
 use crate::seat::Seat;
 use crate::server::{NbdServer, ServerEvent, run_with};
 use crate::sync::{AtomicBool, Ordering};
-use crate::sys::IoSlice;
+use crate::sys::{IoSlice, WaitTerm};
 use crate::table_blocks::TableBlocks;
 use crate::wire::NbdCommand;
 use std::cell::UnsafeCell;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Connections of a server for threads that wait for their requests themselves.
 const SPARES: usize = 4;
@@ -196,7 +196,7 @@ impl ServerSet {
         slice: IoSlice,
         len: u32,
     ) -> FlightEnd {
-        let deadline = Instant::now() + self.times.stall;
+        let mut term = WaitTerm::within(self.times.stall);
         let server = &self.servers[at];
         if server.is_taken() {
             return FlightEnd::Unsent;
@@ -220,7 +220,7 @@ impl ServerSet {
                     line.vectors.set(0, std::iter::once(slice));
                     server.begin();
                     let run =
-                        run_with(&mut line.link, &line.vectors, command, offset, len, deadline);
+                        run_with(&mut line.link, &line.vectors, command, offset, len, &mut term);
                     server.end();
                     if !line.link.is_open() {
                         server.count(ServerEvent::Break);
@@ -239,7 +239,7 @@ impl ServerSet {
                     return end;
                 }
             }
-            if is_asked || Instant::now() >= deadline {
+            if is_asked || term.left().is_zero() {
                 return FlightEnd::Unsent;
             }
             std::thread::sleep(SPARE_PAUSE);

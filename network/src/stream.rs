@@ -272,7 +272,7 @@ unsafe fn fill(record: &mut [u8], from: &[IoSlice], mut skip: usize) -> usize {
 #[derive(Debug)]
 pub(crate) struct Timed<'a> {
     pub(crate) stream: &'a mut NbdStream,
-    pub(crate) term: WaitTerm,
+    pub(crate) term: &'a mut WaitTerm,
 }
 
 impl Timed<'_> {

@@ -187,7 +187,7 @@ pub(crate) fn wait(awaited: &[Awaited], timeout: Duration) -> io::Result<u32> {
 
 /// A deadline of what is waited for step by step. Time beyond two steps at once does not count: this process was stopped,
 /// and what the other side has sent may be on its way.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) struct WaitTerm {
     end: Instant,
     looked: Instant,
@@ -197,9 +197,9 @@ pub(crate) struct WaitTerm {
 impl WaitTerm {
     const STEPS: u32 = 8;
 
-    pub(crate) fn until(end: Instant) -> WaitTerm {
+    pub(crate) fn within(wait: Duration) -> WaitTerm {
         let now = Instant::now();
-        WaitTerm { end, looked: now, step: end.saturating_duration_since(now) / WaitTerm::STEPS }
+        WaitTerm { end: now + wait, looked: now, step: wait / WaitTerm::STEPS }
     }
 
     /// Returns how long to wait before it is asked again; zero: it is over.
@@ -212,7 +212,7 @@ impl WaitTerm {
 }
 
 /// Connects to a TCP socket.
-pub(crate) fn connect_tcp(address: SocketAddr, deadline: Instant) -> io::Result<OwnedFd> {
+pub(crate) fn connect_tcp(address: SocketAddr, term: &mut WaitTerm) -> io::Result<OwnedFd> {
     let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let fd = new_socket(family)?;
     setsockopt(&fd, sockopt::TcpNoDelay, &true)?;
@@ -221,7 +221,6 @@ pub(crate) fn connect_tcp(address: SocketAddr, deadline: Instant) -> io::Result<
         Err(Errno::EINPROGRESS) => {}
         Err(errno) => return Err(errno.into()),
     }
-    let mut term = WaitTerm::until(deadline);
     loop {
         let left = term.left();
         let awaited = [Awaited { fd: fd.as_raw_fd(), write: true }];
@@ -281,6 +280,6 @@ mod tests {
         let end = now - step / 60;
         assert_eq!(WaitTerm { end, looked: now - step * 4, step }.left(), step);
         assert_eq!(WaitTerm { end, looked: now, step }.left(), Duration::ZERO);
-        assert_eq!(WaitTerm::until(end).left(), Duration::ZERO);
+        assert_eq!(WaitTerm::within(Duration::ZERO).left(), Duration::ZERO);
     }
 }

@@ -54,6 +54,7 @@ use crate::server::{NbdServer, run_to_end, run_with};
 use crate::server_mark::{MARK_LEN, block_of};
 use crate::shared::ServerSet;
 use crate::sync::{AtomicU32, Ordering};
+use crate::sys::WaitTerm;
 use crate::table_blocks::{Compared, TableBlocks};
 use crate::wire::NbdCommand;
 use std::io;
@@ -120,9 +121,9 @@ impl TableMark {
 struct TableHead(Vec<u8>);
 
 impl TableHead {
-    fn read(link: &mut Link, deadline: Instant) -> io::Result<TableHead> {
+    fn read(link: &mut Link, term: &mut WaitTerm) -> io::Result<TableHead> {
         let mut head = vec![0; HEAD_LEN];
-        run_to_end(link, NbdCommand::Read, 0, &mut head, deadline)?;
+        run_to_end(link, NbdCommand::Read, 0, &mut head, term)?;
         Ok(TableHead(head))
     }
 
@@ -194,7 +195,7 @@ impl Table {
         let failed = |error: io::Error| format!("cannot be read: {error}");
         let mut link = lock(&self.witness);
         server.attach(&mut link, set.wait_max()).map_err(failed)?;
-        let mut read = || TableHead::read(&mut link, Instant::now() + set.wait_max());
+        let mut read = || TableHead::read(&mut link, &mut WaitTerm::within(set.wait_max()));
         let mut head = read().map_err(failed)?;
         let (mut start, mut has_changed) = (Instant::now(), false);
         while !head.is_closed() && start.elapsed() < head.mark().map_or(LEASE, |mark| mark.quiet) {
@@ -232,11 +233,11 @@ impl Table {
         run: u64,
     ) -> Result<(), String> {
         let failed = |error: io::Error| format!("cannot be taken: {error}");
-        let deadline = || Instant::now() + set.wait_max();
+        let term = || WaitTerm::within(set.wait_max());
         let mut link = lock(&self.witness);
         let before = lock(&self.mark).clone();
         let start = Instant::now();
-        let head = TableHead::read(&mut link, deadline()).map_err(failed)?;
+        let head = TableHead::read(&mut link, &mut term()).map_err(failed)?;
         // What was found, or the zeros that a creator has made of it.
         if head.mark().is_some_and(|mark| Some(mark) != before) {
             return Err("was opened by another process at the same time".to_owned());
@@ -245,17 +246,17 @@ impl Table {
         let mark = TableMark { pages, run, is_open: true, quiet };
         let own = TableHead([mark.bytes(), beat_of(run, 0)].concat());
         let mut bytes = own.0.clone();
-        run_to_end(&mut link, NbdCommand::Write, 0, &mut bytes, deadline()).map_err(failed)?;
+        run_to_end(&mut link, NbdCommand::Write, 0, &mut bytes, &mut term()).map_err(failed)?;
         // One that has seen it closed as well, and was as quick, has written its mark by then. An owner that was taken for
         // dead, or one that has taken it between this process's look and its mark, has seen that.
         // (So has the user of a store for evicted pages, which has no beat.)
         let is_quick = head.is_free() && start.elapsed() < SETTLE;
         std::thread::sleep(if is_quick { SETTLE } else { LEASE });
-        if TableHead::read(&mut link, deadline()).map_err(failed)? != own {
+        if TableHead::read(&mut link, &mut term()).map_err(failed)? != own {
             return Err("was opened by another process at the same time".to_owned());
         }
         server.set_mark(&own.0[..MARK_LEN]);
-        server.own(&mut link, run, deadline()).map_err(failed)?;
+        server.own(&mut link, run, &mut term()).map_err(failed)?;
         // What the last owner wrote and did not flush is read from now on, and is not known to be unflushed.
         match flush_on(&mut link) {
             FlightEnd::Done => {}
@@ -305,7 +306,7 @@ impl Table {
 fn flush_by(link: &mut Link, set: &ServerSet) -> Result<(), i32> {
     let (server, blocks) = (&set.servers()[0], set.table().expect("of a table"));
     let turn = blocks.unflushed().begin();
-    if !link.is_usable() || !server.is_marked(link, Instant::now() + set.stall())? {
+    if !link.is_usable() || !server.is_marked(link, &mut WaitTerm::within(set.stall()))? {
         let is_connected = server.attach(link, set.wait_max()).is_ok();
         if !is_connected {
             return Err(if server.is_taken() { libc::EBUSY } else { libc::ENOTCONN });
@@ -324,8 +325,8 @@ fn flush_by(link: &mut Link, set: &ServerSet) -> Result<(), i32> {
 }
 
 fn flush_on(link: &mut Link) -> FlightEnd {
-    let (vectors, deadline) = (BufferTable::new(1, 1), Instant::now() + FLUSH_MAX);
-    run_with(link, &vectors, NbdCommand::Flush, 0, 0, deadline).unwrap_or(FlightEnd::Lost)
+    let (vectors, term) = (BufferTable::new(1, 1), &mut WaitTerm::within(FLUSH_MAX));
+    run_with(link, &vectors, NbdCommand::Flush, 0, 0, term).unwrap_or(FlightEnd::Lost)
 }
 
 /// Looks whether the server that `link` is connected to has what was written and not flushed. `ESTALE`: it has not.
@@ -333,9 +334,8 @@ fn check_unflushed(set: &ServerSet, blocks: &TableBlocks, link: &mut Link) -> Re
     let (mut from, mut start) = (0, Instant::now());
     while let Some((offset, len)) = blocks.unflushed().next_run(from, CHECK_LEN) {
         let mut bytes = vec![0; len as usize];
-        let deadline = Instant::now() + set.stall();
-        run_to_end(link, NbdCommand::Read, offset, &mut bytes, deadline)
-            .map_err(|_| libc::ENOTCONN)?;
+        let term = &mut WaitTerm::within(set.stall());
+        run_to_end(link, NbdCommand::Read, offset, &mut bytes, term).map_err(|_| libc::ENOTCONN)?;
         let compared = blocks.compare(offset, &bytes);
         if compared == Compared::Right {
             (from, start) = (offset + len, Instant::now());
