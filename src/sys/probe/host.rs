@@ -144,11 +144,7 @@ impl Memory {
     /// The limit of a process that may have what there is: of a control group all but a margin, of what the machine has left
     /// half.
     pub(crate) fn auto_limit(&self) -> Option<ByteCount> {
-        // It gives way when others come.
-        let of_group =
-            self.cgroup.as_ref().map(|CgroupLimit { bytes: ByteCount(bytes), .. }| {
-                ByteCount(bytes - margin(*bytes / 2).min(*bytes))
-            });
+        let of_group = self.cgroup.as_ref().map(CgroupLimit::share);
         let of_machine =
             self.left.or(self.total).map(|left| ByteCount(self.resident.0 + left.0 / 2));
         of_group.into_iter().chain(of_machine).min()
