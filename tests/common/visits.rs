@@ -2,7 +2,7 @@
 //! a page that is torn, or older than the last change.
 
 use super::numbered::{fill, holds};
-use super::{Dice, StopOnDrop};
+use super::{Dice, StopOnDrop, eventually};
 use farheap::PageId;
 use farheap::pool::BufferPool;
 use std::ops::Range;
@@ -45,7 +45,7 @@ impl Visits {
             let guard = pool.fix_shared(PageId(page)).expect("page");
             assert!(holds(&guard, self.version(page).load(Ordering::Relaxed)), "{page}");
         }
-        assert_eq!(pool.holders(), 0);
+        assert!(eventually(|| pool.holders() == 0));
     }
 
     fn version(&self, page: u64) -> &AtomicU64 {

@@ -126,7 +126,8 @@ static void many_entries(farheap_pool *pool, farheap_btree *tree) {
     CHECK(behind > 0 && behind < ENTRIES / 3);
     farheap_pool_stats stats = {.size = sizeof stats};
     OK(farheap_pool_stats_get(pool, &stats));
-    CHECK(stats.pages_written > 0 && stats.holders == 0);
+    CHECK(stats.pages_written > 0);
+    expect_unfixed(pool);
 }
 
 static void a_value_is_lent_under_its_guard(farheap_pool *pool, farheap_btree *tree) {

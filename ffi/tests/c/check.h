@@ -7,6 +7,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <threads.h>
+#include <time.h>
 
 #define CHECK(condition)                                                                     \
     do {                                                                                     \
@@ -35,6 +37,17 @@
         CHECK(!(call));                                         \
         CHECK(farheap_last_status() == (code));                 \
     } while (0)
+
+/* Waits until no page of a pool is fixed: one that it has locked to evict it counts for that moment, too. */
+static inline void expect_unfixed(farheap_pool *pool) {
+    farheap_pool_stats stats = {.size = sizeof stats};
+    OK(farheap_pool_stats_get(pool, &stats));
+    for (int looks = 0; stats.holders && looks < 60000; looks++) {
+        thrd_sleep(&(struct timespec){.tv_nsec = 1000000}, NULL); /* The pool tells nobody when it is done. */
+        OK(farheap_pool_stats_get(pool, &stats));
+    }
+    CHECK(stats.holders == 0);
+}
 
 /* Ends the program as skipped when far memory is not permitted. */
 static inline void skip_unless_permitted(farheap_status status) {

@@ -183,7 +183,8 @@ static void many_pages_and_buffers(farheap_pool *pool) {
     OK(farheap_pool_fix_many(pool, NULL, 0, NULL));
     farheap_pool_stats stats = {.size = sizeof stats};
     OK(farheap_pool_stats_get(pool, &stats));
-    CHECK(stats.pages_written > 0 && stats.pages_read > 0 && stats.holders == 0);
+    CHECK(stats.pages_written > 0 && stats.pages_read > 0);
+    expect_unfixed(pool);
     CHECK(stats.resident_bytes <= 16 * MIB && farheap_pool_pages(pool) > PAGES);
     OK(farheap_pool_set_floor(pool, MIB));
     OK(farheap_pool_set_ceiling(pool, 16 * MIB));

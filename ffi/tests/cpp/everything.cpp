@@ -142,7 +142,10 @@ static void manager_and_pool() {
         pages.set_floor(mib);
         pages.set_ceiling(16 * mib);
         CHECK(pages.payload() == 8192 - 16 && pages.pages() > 100);
-        CHECK(pages.stats().pages_written > 0 && pages.stats().holders == 0);
+        CHECK(pages.stats().pages_written > 0);
+        // A page that the pool has locked to bring it in or to evict it counts for that moment, and it tells nobody.
+        for (int looks = 0; pages.stats().holders != 0 && looks < 60000; looks++) usleep(1000);
+        CHECK(pages.stats().holders == 0);
         CHECK(pages.account().used() > 0);
         throws<error>(FARHEAP_E_ARGUMENT, [&] { pages.account().uncharge(1); });
         pages.flush();
