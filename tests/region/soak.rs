@@ -194,6 +194,12 @@ fn soak_all(name: &'static str, total: Duration) {
     assert!(injected > 0, "nothing ever failed");
 }
 
+/// How long the long runs are.
+pub(crate) fn long() -> Duration {
+    let seconds = std::env::var("FARHEAP_SOAK_SECONDS").ok().and_then(|text| text.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(600))
+}
+
 #[test]
 fn five_seconds_of_everything_lose_nothing() {
     soak_all("short soak", Duration::from_secs(5));
@@ -202,6 +208,5 @@ fn five_seconds_of_everything_lose_nothing() {
 #[test]
 #[ignore = "runs for FARHEAP_SOAK_SECONDS, default 600"]
 fn minutes_of_everything_lose_nothing() {
-    let seconds = std::env::var("FARHEAP_SOAK_SECONDS").ok().and_then(|text| text.parse().ok());
-    soak_all("soak", Duration::from_secs(seconds.unwrap_or(600)));
+    soak_all("soak", long());
 }

@@ -10,6 +10,7 @@
 #![expect(clippy::disallowed_methods, reason = "does to far memory what a program may do")]
 
 use crate::common::{Dice, StopOnDrop, bytes, mem_store, region, seed, watchdog};
+use crate::soak::long;
 use farheap::ByteCount;
 use farheap::region::{Advice, PinGuard, Region, RegionConfig};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -269,6 +270,5 @@ fn eight_seconds_of_chunks_that_become_whole_lose_nothing() {
 #[test]
 #[ignore = "runs for FARHEAP_SOAK_SECONDS, default 600"]
 fn minutes_of_chunks_that_become_whole_lose_nothing() {
-    let seconds = std::env::var("FARHEAP_SOAK_SECONDS").ok().and_then(|text| text.parse().ok());
-    work_all("work on whole chunks", Duration::from_secs(seconds.unwrap_or(600)));
+    work_all("work on whole chunks", long());
 }

@@ -20,7 +20,7 @@ pub(in crate::paging) struct Arrived {
     pub(in crate::paging) fresh: u64,
 }
 
-/// Data that had been read has left lately while fewer pages than 1/AT_ONCE_PART of the limit have left since.
+/// The part for data that had been read: 1/AT_ONCE_PART, see [`Residents::left_lately`].
 const AT_ONCE_PART: u64 = 16;
 
 /// The resident pages as the policy knows them, and what is known of those that left.
@@ -67,8 +67,8 @@ impl Residents {
         self.arrived.fresh += CHUNK_LEN.0;
     }
 
-    /// True if a page left a short while ago, of the number of others that have left since: fresh data sooner than what had
-    /// been read, of which the neighbours are seldom needed soon.
+    /// True if a page left a short while ago: since then no more pages have left than the limit has room for, or than a part
+    /// of that where it had been read, for then its neighbours are seldom needed soon.
     pub(in crate::paging) fn left_lately(&self, page: PageId) -> bool {
         let part = if self.policy.was_read(page) { AT_ONCE_PART } else { 1 };
         self.policy.absence(page).is_some_and(|absence| self.returns.is_soon(part * absence))

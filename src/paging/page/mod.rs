@@ -1,5 +1,5 @@
 //! Pages and frames: the state word, its protocol, the staging frames. Uses `base`,
-//! `sys`, `meta`.
+//! `sys`, `meta`, and `diagnostics` for the message of a wait that lasts.
 
 pub(crate) mod chunk_state;
 #[cfg(not(loom))]
@@ -14,6 +14,9 @@ pub(crate) mod protocol;
 #[cfg(not(loom))]
 pub(crate) mod spare_runs;
 pub(crate) mod word;
+
+#[cfg(not(loom))]
+use crate::paging::diagnostics;
 
 /// Bytes of a page, which is the kernel's.
 #[cfg(not(loom))]
@@ -45,7 +48,7 @@ pub(in crate::paging) fn backoff(spins: &mut u32) {
     const LONG: u32 = 1 << 24;
     *spins = spins.wrapping_add(1);
     if spins.is_multiple_of(LONG) {
-        crate::paging::diagnostics::waits_for_thread();
+        diagnostics::waits_for_thread();
     }
     if *spins < 64 { std::hint::spin_loop() } else { std::thread::yield_now() }
 }

@@ -43,7 +43,7 @@ const TURNS_MAX: u8 = 3;
 const SKIPS_MAX: u32 = 32;
 
 /// Pages of an aligned unit of the main set, which leave one after the other: 64 KiB. Single pages leave holes, and
-/// between holes a scan reads in small pieces; what is used alone is not much of it.
+/// between holes a scan reads in small pieces. A page with turns stays, and uses none up: only that which is picked does.
 const UNIT: u64 = 16;
 
 /// The probation queue's share of the resident pages, in percent, beyond which its oldest page moves on. Larger costs
