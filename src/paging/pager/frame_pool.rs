@@ -20,7 +20,7 @@ use crate::paging::managed::Managed;
 use crate::paging::page::frames::Frames;
 use crate::paging::page::word::FrameId;
 use crate::paging::page::{BATCH_MAX, CHUNK_PAGES, PAGE, PAGE_SIZE};
-use crate::paging::pager::room::{self, RoomWaiters, Watermarks};
+use crate::paging::pager::room::{RoomWaiters, Watermarks};
 use crate::paging::pager::slot_charge::SlotCharge;
 use crate::paging::purge::Purge;
 use crate::sys::vm::{Discarder, HUGE_PAGE, Piece};
@@ -458,11 +458,7 @@ fn frame_count(limit: ByteCount) -> usize {
 pub(in crate::paging) const RUNS_MAX: usize = 8;
 
 /// Runs of frames that fresh chunks are evicted to and chunks are read into: an eighth of the limit,
-/// within bounds, but as many as are on their way out at once.
+/// within bounds.
 fn run_count(limit: ByteCount) -> usize {
-    let eighth = limit.as_usize() / 8 / HUGE_PAGE;
-    match eighth {
-        0 => 0,
-        _ => eighth.max(room::ahead(limit).as_usize() / HUGE_PAGE).min(RUNS_MAX),
-    }
+    (limit.as_usize() / 8 / HUGE_PAGE).min(RUNS_MAX)
 }

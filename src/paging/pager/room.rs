@@ -102,11 +102,11 @@ impl Watermarks {
 }
 
 /// Bytes that background eviction keeps available, or on its way out, while it [runs
-/// ahead](Watermarks::set_ahead): chunks for the device, one that is being filled, and a quarter of
-/// the limit at most.
-pub(super) fn ahead(limit: ByteCount) -> ByteCount {
+/// ahead](Watermarks::set_ahead): chunks for the device, one that is being filled, and an eighth of
+/// the limit at most: with a quarter, a small limit had no room for a hot set of two thirds of it.
+fn ahead(limit: ByteCount) -> ByteCount {
     const CHUNKS: u64 = 4;
-    ByteCount(limit.0 / 4).min(ByteCount(CHUNKS * CHUNK as u64))
+    ByteCount(limit.0 / 8).min(ByteCount(CHUNKS * CHUNK as u64))
 }
 
 /// Threads that wait for room, and the evictor that makes it.
