@@ -17,7 +17,7 @@ use crate::shared::{COPY_LEN, NbdTimes, ServerSet};
 use crate::spans::{Layout, RowsFor};
 use crate::striped_queue::StripedQueue;
 use crate::stripes::Stripes;
-use crate::sys::IoSlice;
+use crate::sys::{IoSlice, WaitTerm};
 use crate::table::Table;
 use crate::table_blocks::TableBlocks;
 use crate::wire::NbdCommand;
@@ -358,20 +358,21 @@ impl Client {
 
     /// Runs a request, for which a connection may have to be made first.
     fn run_on(&self, at: usize, command: NbdCommand, offset: u64, data: IoSlice) -> io::Result<()> {
-        let start = Instant::now();
         let (set, at) = self.server(at).ok_or(io::ErrorKind::NotFound)?;
-        loop {
+        let mut term = WaitTerm::within(set.wait_max());
+        let errno = loop {
             match set.exchange(at, command, offset, data, data.len() as u32) {
                 FlightEnd::Done => return Ok(()),
-                FlightEnd::Refused(errno) => return Err(io::Error::from_raw_os_error(errno)),
-                FlightEnd::Lost => return Err(io::ErrorKind::ConnectionReset.into()),
+                FlightEnd::Refused(errno) => break errno,
+                FlightEnd::Lost => break libc::ECONNRESET,
                 // The connection is being made.
-                FlightEnd::Unsent if start.elapsed() < set.wait_max() => {
+                FlightEnd::Unsent if !term.left().is_zero() => {
                     std::thread::sleep(Duration::from_millis(1));
                 }
-                FlightEnd::Unsent => return Err(io::ErrorKind::NotConnected.into()),
+                FlightEnd::Unsent => break libc::ENOTCONN,
             }
-        }
+        };
+        Err(io::Error::from_raw_os_error(errno))
     }
 
     /// Reads now, from the first server that has the bytes. Neither locks nor allocates, so that a signal handler may
@@ -389,15 +390,15 @@ impl Client {
         }
         let set = &self.sets[0];
         set.check_range(offset, len as u64);
-        let (mut errno, start) = (libc::ENOTCONN, Instant::now());
+        let (mut errno, mut term) = (libc::ENOTCONN, WaitTerm::within(set.repeat_max()));
         for at in 0..set.servers().len() {
             let read = || set.read_now(at, offset, IoSlice::new(into, len));
             let mut end = read();
             // A table's user does not try again by itself.
             while set.table().is_some()
                 && matches!(end, FlightEnd::Unsent | FlightEnd::Lost)
-                && start.elapsed() < set.repeat_max()
                 && !set.servers()[at].is_taken()
+                && !term.left().is_zero()
             {
                 std::thread::sleep(Duration::from_millis(1));
                 end = read();

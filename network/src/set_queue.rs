@@ -38,7 +38,7 @@ use crate::resident::reserved;
 use crate::seat::Seat;
 use crate::server::{NbdServer, ServerEvent};
 use crate::shared::ServerSet;
-use crate::sys::{self, Awaited, IoSlice};
+use crate::sys::{self, Awaited, IoSlice, WaitTerm};
 use crate::table_blocks::TableBlocks;
 use crate::wire::NbdCommand;
 use std::io;
@@ -333,10 +333,10 @@ impl SetQueue {
 
     /// Waits for the connection of a table, once: its users do not try again by themselves.
     fn await_connection(&mut self, is_read: bool) {
-        let (start, line) = (Instant::now(), &mut self.lines[0]);
+        let (mut term, line) = (WaitTerm::within(self.shared.wait_max()), &mut self.lines[0]);
         while self.shared.table().is_some() {
             let is_ready = line.is_ready() && (is_read || line.server.may_write(Instant::now()));
-            let is_over = start.elapsed() >= self.shared.wait_max() || line.server.is_taken();
+            let is_over = term.left().is_zero() || line.server.is_taken();
             if is_ready || is_over || self.has_waited {
                 self.has_waited = !is_ready;
                 return;
@@ -713,8 +713,8 @@ impl SetQueue {
 
 impl Drop for SetQueue {
     fn drop(&mut self) {
-        let start = Instant::now();
-        while self.requests.count > 0 && start.elapsed() < self.shared.stall() {
+        let mut term = WaitTerm::within(self.shared.stall());
+        while self.requests.count > 0 && !term.left().is_zero() {
             // A failure to wait shows in the time that passes.
             let _ = self.wait_once();
         }

@@ -47,7 +47,7 @@ use crate::striped_parts::{
     StripedRequests, StripedWrites,
 };
 use crate::stripes::Stripes;
-use crate::sys::{self, Awaited, IoSlice};
+use crate::sys::{self, Awaited, IoSlice, WaitTerm};
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -779,8 +779,8 @@ impl StripedQueue {
 
 impl Drop for StripedQueue {
     fn drop(&mut self) {
-        let start = Instant::now();
-        while self.requests.count > 0 && start.elapsed() < self.stripes.stall() {
+        let mut term = WaitTerm::within(self.stripes.stall());
+        while self.requests.count > 0 && !term.left().is_zero() {
             // A failure to wait shows in the time that passes.
             let _ = self.wait_once();
             self.report(&mut |_| ());

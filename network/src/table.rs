@@ -331,15 +331,16 @@ fn flush_on(link: &mut Link) -> FlightEnd {
 
 /// Looks whether the server that `link` is connected to has what was written and not flushed. `ESTALE`: it has not.
 fn check_unflushed(set: &ServerSet, blocks: &TableBlocks, link: &mut Link) -> Result<(), i32> {
-    let (mut from, mut start) = (0, Instant::now());
+    let anew = || WaitTerm::within(set.stall());
+    let (mut from, mut repeat) = (0, anew());
     while let Some((offset, len)) = blocks.unflushed().next_run(from, CHECK_LEN) {
         let mut bytes = vec![0; len as usize];
-        let term = &mut WaitTerm::within(set.stall());
-        run_to_end(link, NbdCommand::Read, offset, &mut bytes, term).map_err(|_| libc::ENOTCONN)?;
+        let read = run_to_end(link, NbdCommand::Read, offset, &mut bytes, &mut anew());
+        read.map_err(|_| libc::ENOTCONN)?;
         let compared = blocks.compare(offset, &bytes);
         if compared == Compared::Right {
-            (from, start) = (offset + len, Instant::now());
-        } else if start.elapsed() < set.stall() {
+            (from, repeat) = (offset + len, anew());
+        } else if !repeat.left().is_zero() {
             std::thread::sleep(CHECK_PAUSE); // It may be being written: its sum is known when the server has answered.
         } else {
             let is_lost = compared == Compared::Wrong;
