@@ -460,9 +460,6 @@ impl Client {
             let piece = TRIM_LEN_MAX.min(offset + len - from);
             set.check_range(from, piece);
             if let Some(blocks) = set.table() {
-                if !set.servers()[0].may_write(Instant::now()) {
-                    return Err(libc::ENOTCONN);
-                }
                 blocks.discarded(from, piece);
             }
             let servers = set.servers().iter().enumerate();
@@ -471,6 +468,9 @@ impl Client {
                 match set.exchange(at, command, from, IoSlice::NONE, piece as u32) {
                     FlightEnd::Lost => server.barred.insert(from, piece),
                     FlightEnd::Refused(errno) => result = result.and(Err(errno)),
+                    FlightEnd::Unsent if !server.may_write(Instant::now()) => {
+                        return Err(libc::ENOTCONN);
+                    }
                     FlightEnd::Done | FlightEnd::Unsent => {}
                 }
             }

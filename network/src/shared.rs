@@ -13,7 +13,7 @@ use crate::table_blocks::TableBlocks;
 use crate::wire::NbdCommand;
 use std::cell::UnsafeCell;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Connections of a server for threads that wait for their requests themselves.
 const SPARES: usize = 4;
@@ -216,6 +216,10 @@ impl ServerSet {
                         };
                         line.link.attach(seated.connection, seated.is_chunked);
                         line.life = seated.life;
+                    }
+                    // Here, for a connection may have been waited for.
+                    if command == NbdCommand::Trim && !server.may_write(Instant::now()) {
+                        return Some(FlightEnd::Unsent);
                     }
                     line.vectors.set(0, std::iter::once(slice));
                     server.begin();

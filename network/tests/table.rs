@@ -568,3 +568,37 @@ fn a_long_trim_ends_with_the_lease() {
     assert_eq!(client.trim(START, PIECES * (4 << 20)), Err(libc::ENOTCONN));
     assert!(trims.load(Ordering::SeqCst) < PIECES, "another may have the table by then");
 }
+
+#[test]
+fn a_trim_that_has_waited_for_a_connection_is_not_sent_after_the_lease() {
+    let server = server();
+    let list: ServerList = server.address.to_string().parse().expect("an address");
+    // Connections are given up after a sixth of it: later than the lease ends.
+    let client = tended(Client::of_table(&list, DEADLINE * 10).expect("a table's server"));
+    assert_eq!(client.find_table().expect("no table"), None);
+    client.take_table(PAGES, Some(7)).expect("taken");
+    let [reads, trims] = [(); 2].map(|()| Arc::new(AtomicU64::new(0)));
+    let of_server = Arc::clone(&reads);
+    server.control.plan(move |asked| {
+        let is_page = asked.command == READ && asked.offset >= START;
+        of_server.fetch_add(u64::from(is_page), Ordering::SeqCst);
+        if is_page { Plan::Await } else { Plan::Answer }
+    });
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| common::read_now(&client, START, &mut Page::of(0, PAGE)));
+        }
+        until("all connections are in use", || reads.load(Ordering::SeqCst) == 4);
+        let of_server = Arc::clone(&trims);
+        server.control.plan(move |asked| {
+            of_server.fetch_add(u64::from(asked.command == TRIM), Ordering::SeqCst);
+            if asked.command == READ { Plan::Refuse(5) } else { Plan::Answer }
+        });
+        let trim = scope.spawn(|| client.trim(START, PAGE as u64));
+        // A lease ends by the clock.
+        std::thread::sleep(Duration::from_secs(6));
+        server.control.let_go();
+        assert_eq!(trim.join().expect("a trim"), Err(libc::ENOTCONN));
+    });
+    assert_eq!(trims.load(Ordering::SeqCst), 0, "another may have the table by then");
+}
