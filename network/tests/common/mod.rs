@@ -579,9 +579,9 @@ impl Drop for Nbdkit {
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 pub(crate) const QUICK: NbdTimes =
-    NbdTimes { connect: Duration::from_secs(20), stall: Duration::from_millis(1500) };
+    NbdTimes { connect: Duration::from_secs(60), stall: Duration::from_millis(1500) };
 pub(crate) const PATIENT: NbdTimes =
-    NbdTimes { connect: Duration::from_secs(20), stall: Duration::from_secs(60) };
+    NbdTimes { connect: Duration::from_secs(60), stall: Duration::from_secs(60) };
 
 /// A client whose tenders run.
 pub(crate) fn client(addresses: &[ServerAddress], times: NbdTimes) -> Client {
