@@ -9,6 +9,7 @@ use arrow_array::types::Int64Type;
 use arrow_array::{Int64Array, RecordBatch, StringArray};
 use arrow_schema::ArrowError;
 use farheap::Heap;
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -56,7 +57,21 @@ fn timed<T: std::fmt::Debug>(
     Ok(())
 }
 
-fn main() -> Result<(), Failure> {
+fn main() -> ExitCode {
+    let Err(failure) = measure() else { return ExitCode::SUCCESS };
+    let mut text = failure.to_string();
+    for cause in std::iter::successors(failure.source(), |error| error.source()) {
+        let cause = cause.to_string();
+        // Some errors print their cause themselves.
+        if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    eprintln!("columns: {text}");
+    ExitCode::FAILURE
+}
+
+fn measure() -> Result<(), Failure> {
     let rows = std::env::var("ROWS").map_or(Ok(3_000_000), |text| text.parse())?;
     let is_far = match std::env::args().nth(1).as_deref() {
         None | Some("far") => true,

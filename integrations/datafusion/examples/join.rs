@@ -14,6 +14,7 @@ use datafusion::functions_aggregate::expr_fn::{count, max, sum};
 use datafusion::prelude::{DataFrame, SessionConfig, SessionContext, col};
 use farheap::{ByteCount, FarHeap, Heap};
 use farheap_datafusion::FarMemoryPool;
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -55,7 +56,21 @@ async fn timed(what: &str, query: DataFrame) -> Result<(), Failure> {
     Ok(())
 }
 
-fn main() -> Result<(), Failure> {
+fn main() -> ExitCode {
+    let Err(failure) = measure() else { return ExitCode::SUCCESS };
+    let mut text = failure.to_string();
+    for cause in std::iter::successors(failure.source(), |error| error.source()) {
+        let cause = cause.to_string();
+        // Some errors print their cause themselves.
+        if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    eprintln!("join: {text}");
+    ExitCode::FAILURE
+}
+
+fn measure() -> Result<(), Failure> {
     let rows = std::env::var("ROWS").map_or(Ok(2_000_000), |text| text.parse())?;
     let far = Arc::new(FarMemoryPool::new(NEAR, ByteCount::gib(16)));
     let pool: Arc<dyn MemoryPool> = match std::env::args().nth(1).as_deref() {

@@ -19,6 +19,7 @@ use farheap::{ByteCount, FarHeap, Heap};
 use farheap_datafusion::FarMemoryPool;
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -224,7 +225,21 @@ async fn run(context: &SessionContext, dir: &str, queries: &str) -> Result<(), F
     Ok(())
 }
 
-fn main() -> Result<(), Failure> {
+fn main() -> ExitCode {
+    let Err(failure) = measure() else { return ExitCode::SUCCESS };
+    let mut text = failure.to_string();
+    for cause in std::iter::successors(failure.source(), |error| error.source()) {
+        let cause = cause.to_string();
+        // Some errors print their cause themselves.
+        if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    eprintln!("tpch: {text}");
+    ExitCode::FAILURE
+}
+
+fn measure() -> Result<(), Failure> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     if let ["make", dir, scale] = words[..] {

@@ -6,6 +6,7 @@
 use farheap::{ByteCount, manager::MemoryManager, pool::PoolConfig};
 use farheap_redb::PoolBackend;
 use redb::{Database, ReadableDatabase, TableDefinition};
+use std::process::ExitCode;
 use std::time::Instant;
 
 type Failure = Box<dyn std::error::Error>;
@@ -61,7 +62,21 @@ fn timed<T: std::fmt::Debug>(
     Ok(())
 }
 
-fn main() -> Result<(), Failure> {
+fn main() -> ExitCode {
+    let Err(failure) = measure() else { return ExitCode::SUCCESS };
+    let mut text = failure.to_string();
+    for cause in std::iter::successors(failure.source(), |error| error.source()) {
+        let cause = cause.to_string();
+        // Some errors print their cause themselves.
+        if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    eprintln!("compare: {text}");
+    ExitCode::FAILURE
+}
+
+fn measure() -> Result<(), Failure> {
     let keys = std::env::var("KEYS").map_or(Ok(1_000_000), |text| text.parse())?;
     let directory = tempfile::tempdir_in(".")?; // Not in memory, as /tmp may be.
     let path = directory.path().join("database");

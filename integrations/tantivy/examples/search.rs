@@ -5,6 +5,7 @@
 
 use farheap::{FarHeap, Heap};
 use farheap_tantivy::FarDirectory;
+use std::process::ExitCode;
 use std::time::Instant;
 use tantivy::collector::{Count, TopDocs};
 use tantivy::directory::{Directory, MmapDirectory, RamDirectory};
@@ -63,7 +64,21 @@ fn timed<T: std::fmt::Debug>(
     Ok(())
 }
 
-fn main() -> Result<(), Failure> {
+fn main() -> ExitCode {
+    let Err(failure) = measure() else { return ExitCode::SUCCESS };
+    let mut text = failure.to_string();
+    for cause in std::iter::successors(failure.source(), |error| error.source()) {
+        let cause = cause.to_string();
+        // Some errors print their cause themselves.
+        if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    eprintln!("search: {text}");
+    ExitCode::FAILURE
+}
+
+fn measure() -> Result<(), Failure> {
     let documents = std::env::var("DOCUMENTS").map_or(Ok(100_000), |text| text.parse())?;
     let files = tempfile::tempdir_in(".")?; // Not in memory, as /tmp may be.
     let directory: Box<dyn Directory> = match std::env::args().nth(1).as_deref() {
