@@ -270,31 +270,30 @@ extern "C" fn mallopt(_parameter: c_int, _value: c_int) -> c_int {
     1
 }
 
-/// Local memory and far memory, in bytes.
-fn sizes() -> [usize; 2] {
-    let Some(_inside) = enter() else { return [0; 2] };
+/// Bytes of local and far memory.
+fn size() -> usize {
+    let Some(_inside) = enter() else { return 0 };
     let far = Heap::running().map_or(0, |heap| heap.usage().allocated_bytes.as_usize());
-    [malloc::local_resident().as_usize(), far]
+    malloc::local_resident().as_usize() + far
 }
 
-/// `mallinfo2(3)`: `arena` and `hblkhd` are the bytes of local and of far memory, `uordblks` their sum.
+/// `mallinfo2(3)`: all memory is `arena`, and in use. Programs add `hblkhd` to `arena`, and some to `uordblks`: as zero it
+/// makes no sum wrong.
 #[unsafe(no_mangle)]
 extern "C" fn mallinfo2() -> libc::mallinfo2 {
-    let [local, far] = sizes();
     // SAFETY: numbers, of which zero is one.
     let mut info: libc::mallinfo2 = unsafe { std::mem::zeroed() };
-    (info.arena, info.hblkhd, info.uordblks) = (local, far, local + far);
+    info.arena = size();
+    info.uordblks = info.arena;
     info
 }
 
 /// `mallinfo(3)`: as [`mallinfo2`], with numbers up to 2 GiB.
 #[unsafe(no_mangle)]
 extern "C" fn mallinfo() -> libc::mallinfo {
-    let bounded = |size: usize| c_int::try_from(size).unwrap_or(c_int::MAX);
-    let [local, far] = sizes();
     // SAFETY: numbers, of which zero is one.
     let mut info: libc::mallinfo = unsafe { std::mem::zeroed() };
-    (info.arena, info.hblkhd) = (bounded(local), bounded(far));
-    info.uordblks = bounded(local + far);
+    info.arena = c_int::try_from(size()).unwrap_or(c_int::MAX);
+    info.uordblks = info.arena;
     info
 }
