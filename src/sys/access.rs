@@ -15,7 +15,8 @@ use std::ptr::NonNull;
 /// it is: they read as zero.
 ///
 /// Pages that have left memory are not dropped by the kernel, and the child's thread may take pages out and bring them in
-/// meanwhile: so it is looked at afterwards. What cannot be dropped, because it is locked, is filled with zeros.
+/// meanwhile: so it is looked at afterwards. What cannot be dropped, because it is locked, is filled with zeros. A page that
+/// the length covers in part counts whole.
 ///
 /// # Errors
 /// [`Error::Os`] when one is not mapped, or its protection cannot be changed.
@@ -51,7 +52,8 @@ fn with_access(start: usize, len: usize, mut act: impl FnMut(NonNull<u8>, usize)
         return Err(Error::BadRange { reason: "does not begin at a multiple of 4 KiB".into() });
     }
     let unmapped = || Error::Os { call: "madvise", errno: libc::ENOMEM };
-    let end = start + len;
+    let end = start.checked_add(len).and_then(|end| end.checked_next_multiple_of(KERNEL_PAGE));
+    let end = end.ok_or_else(unmapped)?;
     let mut at = start;
     while at < end {
         let place = NonNull::new(at as *mut c_void).ok_or_else(unmapped)?;

@@ -312,7 +312,7 @@ fn children_in_a_row_while_threads_start_and_end(ground: &Ground) {
     ground.assert_alike("children came and went");
 }
 
-/// A child gives a part of a page up that it has put into a pipe.
+/// A child gives a part of memory up that it has put into a pipe. A page that the length covers in part counts whole.
 fn memory_that_a_child_drops_is_zero(ground: &Ground) {
     const LEN: usize = 2 * UNIT;
     for at in [0, UNIT + UNIT, 3 * UNIT - LEN] {
@@ -334,6 +334,13 @@ fn memory_that_a_child_drops_is_zero(ground: &Ground) {
                 Heap::madvise(bytes(start, ByteCount(LEN as u64)).cast_mut(), libc::MADV_DONTNEED)
             } == Ok(true);
             ground.near.put(at, &[0; LEN]);
+            // Locked, a page is not dropped but filled.
+            let last = ground.far.len - UNIT;
+            let _may_fail = call(libc::SYS_mlock, &[ground.far.at(last), UNIT]);
+            let range = bytes(ground.far.at(last) as *const u8, ByteCount(UNIT as u64 - 100));
+            // SAFETY: as above.
+            is_right &= unsafe { Heap::madvise(range.cast_mut(), libc::MADV_DONTNEED) } == Ok(true);
+            ground.near.put(last, &[0; UNIT]);
             for _ in 0..2 {
                 // The whole is more than the child may keep, so that its pages leave and come back.
                 is_right &=
