@@ -43,7 +43,8 @@ too small the program goes on, slowly: --stats and `farheap top` show it by byte
 FARHEAP_CONF and --config set every option of farheap; the other options of this command come last.
 The default of `threshold` is 0 here: small allocations go far, too.")]
 pub(crate) struct Run {
-    /// Maximum resident memory of the process, such as 1GiB or 25% of the memory available
+    /// Maximum resident memory of the process, such as 1GiB, or 25% of what it may have: the control group's limit or the
+    /// machine's memory
     #[arg(long, value_name = "SIZE")]
     limit: Option<String>,
     /// Block device, file or server (nbd://HOST/EXPORT) that keeps evicted pages; its contents are lost

@@ -151,11 +151,11 @@ typedef struct farheap_config {
     size_t size;
     /* instead of limit: its share of memory, 1 to 100 */
     uint64_t limit_percent;
-    /* the maximum resident memory of the process, in bytes; size, share of memory, auto, or off;
+    /* the maximum resident memory of the process, in bytes; size, 25% of memory, auto, or off;
      * default auto */
     uint64_t limit;
-    /* the maximum far memory that may be resident, in bytes; size, share of memory, or auto;
-     * default auto */
+    /* the maximum far memory that may be resident, in bytes; size, 25% of memory, or auto; default
+     * auto */
     uint64_t far_limit;
     /* the block device or regular file that keeps evicted pages; block device, file, or
      * nbd://HOST/EXPORT; its contents are lost; default a temporary file */

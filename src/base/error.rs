@@ -197,7 +197,7 @@ pub enum Error {
         waited: Duration,
     },
     /// A size could not be understood.
-    #[error("`{text}` is not a size; write a number with a unit, such as 512MiB or 64KiB")]
+    #[error("`{text}` is not a size: write a number of bytes, or one with a unit, such as 512MiB")]
     BadSize {
         /// The text given.
         text: String,

@@ -43,17 +43,17 @@ macro_rules! for_options {
         /// counts local memory, start-up fails where this is set.
         limit: limit(Limit) or "off" = Limit::Auto,
             "the maximum resident memory of the process, in bytes",
-            { heap c bytes limit, "size, share of memory, `auto`, or `off`", "",
+            { heap c bytes limit, "size, `25%` of memory, `auto`, or `off`", "",
               "others share the machine" };
 
         /// It is at least 8 MiB, and has no effect above
         /// [`limit`](Builder::limit). Pages, staging frames and tables of far memory count.
         ///
         /// Default: [`Limit::Auto`], as much as the limit of the process, and on a [`node`](Builder::node) at most
-        /// half of its memory; where the limit is off, half of the memory available. Set it for a further tier, or to keep memory for what is not far.
+        /// half of its memory; where the limit is off, half of the memory that the machine has available. Set it for a further tier, or to keep memory for what is not far.
         far_limit: limit(Limit) = Limit::Auto,
             "the maximum far memory that may be resident, in bytes",
-            { far c bytes far_limit, "size, share of memory, or `auto`", "",
+            { far c bytes far_limit, "size, `25%` of memory, or `auto`", "",
               "far memory alone is to be bounded, or a further tier" };
 
         /// **Its contents are overwritten**, so it must begin with zeros or with what an earlier
@@ -67,14 +67,13 @@ macro_rules! for_options {
             { store c text device, "block device, file, or `nbd://HOST/EXPORT`; **its contents are lost**",
               "a temporary file", "there is a raw device" };
 
-        /// A device holds data if it begins neither with zeros nor with the mark of an earlier
-        /// run.
+        /// A device holds data if it begins neither with zeros nor with the mark of an earlier run.
         ///
         /// Default: `false`, such a device is refused with what it holds. Set it for a device whose
         /// contents nobody needs, instead of erasing it by hand.
         overwrite: value(bool) = false,
             "whether a device that holds data is overwritten",
-            { store c switch overwrite, "", "", "the device holds data that can go; else it is refused" };
+            { store c switch overwrite, "", "", "the device holds data that nobody needs: `off` refuses it" };
 
         /// Conflicts with [`device`](Builder::device).
         ///

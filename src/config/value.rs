@@ -37,7 +37,7 @@ pub enum Limit {
     Off,
     /// Bytes.
     Bytes(ByteCount),
-    /// A share of the memory available to the process: the smaller of its control groups' limits and the
+    /// A share of the memory that the process may have: the smaller of its control groups' limits and the
     /// machine's memory; for a tier on a NUMA node, of the node's memory. 1 to 100 percent.
     Percent(u8),
 }

@@ -158,8 +158,8 @@ impl PoolConfig {
         /// 0.6 ms of processor time a run, during which its pages cannot be changed; the first page to
         /// leave the run costs 0.2 to 0.4 ms more.
         huge_frames;
-        /// Sets whether [`create`](PoolConfig::create) may take the place of data, of an older table too;
-        /// off unless set.
+        /// Sets whether [`create`](PoolConfig::create) may overwrite what the file or device holds, an older table
+        /// too; off unless set, and then it is refused.
         overwrite;
         /// Sets whether a table is only read; off unless set. It may then lie in a file that cannot be written,
         /// and several pools, also of several processes, may read it at once; they keep out a pool that changes

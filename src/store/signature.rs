@@ -63,7 +63,7 @@ impl Use {
         let Some(option) = self.overwrite_option().filter(|_| !holds.is_free()) else {
             return Ok(());
         };
-        let what_to_do = format!("name another one, or set {option} if nobody needs that");
+        let what_to_do = format!("name another path, or set {option} if nobody needs that data");
         Err(refused(path, format!("holds {holds}, which would be lost; {what_to_do}")))
     }
 
