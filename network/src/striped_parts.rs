@@ -4,7 +4,7 @@ use crate::ends::NbdEnd;
 use crate::link::BufferTable;
 use crate::parity::COLUMNS_MAX;
 use crate::spans::{RowPlace, Rows, ServerMask};
-use crate::sys::IoSlice;
+use crate::sys::{IoSlice, WaitTerm};
 use std::collections::VecDeque;
 use std::time::Instant;
 
@@ -198,8 +198,8 @@ pub(super) struct StripedWrites {
     /// Blocks that are to be written again.
     pub(super) again: VecDeque<StripeBlock>,
     pub(super) stripes: Box<[Stripe]>,
-    /// No rows are free since then.
-    pub(super) full_since: Option<Instant>,
+    /// The wait for free rows, while there are none.
+    pub(super) for_room: Option<WaitTerm>,
     /// The bytes of stripes were touched.
     pub(super) have_memory: bool,
 }

@@ -176,7 +176,7 @@ impl StripedQueue {
                 // Nothing is begun while there is any: no more than was in stripes before.
                 again: reserved(STRIPES * blocks_max, StripeBlock::NONE).into(),
                 stripes: (0..STRIPES).map(|_| stripe()).collect(),
-                full_since: None,
+                for_room: None,
                 have_memory: false,
             },
             stripes,
@@ -478,7 +478,7 @@ impl StripedQueue {
                 return;
             };
             if blocks == 0 {
-                self.writes.full_since = None;
+                self.writes.for_room = None;
                 return;
             }
             let up = self.up();
@@ -488,13 +488,13 @@ impl StripedQueue {
             let (purpose, up) = (self.purpose, up & !bad);
             match stripes.spans.take_rows(purpose, blocks as u64, STRIPE_ROWS, up, begin) {
                 Ok(rows) => {
-                    self.writes.full_since = None;
+                    self.writes.for_room = None;
                     self.begin_stripe(at, rows);
                 }
                 Err(NoRows::Full) => {
                     stripes.wake_mover();
-                    let since = *self.writes.full_since.get_or_insert_with(Instant::now);
-                    if since.elapsed() < stripes.stall() {
+                    let term = || WaitTerm::within(stripes.stall());
+                    if !self.writes.for_room.get_or_insert_with(term).left().is_zero() {
                         return;
                     }
                     self.fail_waiting(libc::ENOSPC);
@@ -506,7 +506,7 @@ impl StripedQueue {
 
     /// Ends what waits for a stripe; what has failed before with its own error.
     fn fail_waiting(&mut self, errno: i32) {
-        self.writes.full_since = None;
+        self.writes.for_room = None;
         if self.writes.again.is_empty() {
             while let Some(index) = self.writes.waiting.pop_front() {
                 let request = &mut self.requests.all[index];
@@ -755,7 +755,7 @@ impl StripedQueue {
     /// See [`SetQueue::look_every`].
     pub(crate) fn look_every(&self) -> Option<Duration> {
         let lanes = self.lanes.iter().filter_map(SetQueue::look_every);
-        lanes.chain(self.writes.full_since.map(|_| FULL_PAUSE)).min()
+        lanes.chain(self.writes.for_room.as_ref().map(|_| FULL_PAUSE)).min()
     }
 
     /// The connections with requests under way.
