@@ -226,6 +226,14 @@ impl Victim {
     }
 }
 
+/// A test that fails leaves no process behind, stopped for ever.
+impl Drop for Victim {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
 fn wait(mut command: Command, test: &str, time_max: Duration) -> ExitStatus {
     let mut child = command.spawn().expect("the test binary starts");
     let started = Instant::now();
