@@ -12,7 +12,6 @@ use farheap::{ByteCount, Error};
 use std::ptr::NonNull;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 /// Pages that fit into the smallest limit.
 fn resident_pages(config: &RegionConfig) -> usize {
@@ -535,6 +534,5 @@ fn wakes_without_a_reason_do_no_harm() {
         wait_until("rounds", || rounds.load(Ordering::Relaxed) > 100);
         stop.now();
     });
-    std::thread::sleep(Duration::from_millis(10));
     far.expect_healthy();
 }

@@ -82,6 +82,7 @@ fn latch(stop: Stop) {
             pool.fix_shared(id).map(|_| ())
         });
         wait_until("the reader", || waits.load(Ordering::Acquire));
+        // It is about to wait. If it does not yet, the rest is true all the same.
         std::thread::sleep(Duration::from_millis(100));
         stop.pass();
         drop(page);
@@ -103,6 +104,7 @@ fn memory(stop: Stop) {
             manager.charge(account, held)
         });
         wait_until("the charge", || waits.load(Ordering::Acquire));
+        // It is about to wait. If it does not yet, the rest is true all the same.
         std::thread::sleep(Duration::from_millis(100));
         stop.pass();
         account.uncharge(held);
@@ -117,6 +119,7 @@ fn read(stop: Stop, mode: FaultMode) {
     far.store(0..PAGES);
     far.control.pause();
     let threads: Vec<_> = (0..8).map(|n| (n, far.touch(n))).collect();
+    // As above.
     std::thread::sleep(Duration::from_millis(100));
     stop.pass();
     far.control.release();

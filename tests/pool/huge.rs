@@ -109,6 +109,7 @@ fn temporary_memory_takes_huge_frames_over() {
 fn without_huge_frames_there_are_none() {
     let pool = pool(PoolConfig::new().huge_frames(false));
     let base = pool.fix_shared(PageId(2)).expect("page").as_ptr().addr() - 2 * 4096;
+    // What is not done ends at no time: where it is done there are some by then.
     std::thread::sleep(Duration::from_millis(600));
     assert_eq!(pool.stats().huge_bytes, ByteCount::ZERO);
     assert_eq!(huge_between(base, base + (PAGES as usize) * 4096), 0);

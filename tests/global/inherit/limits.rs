@@ -113,15 +113,16 @@ fn a_thread_that_takes_every_number_costs_no_child_its_far_memory() {
         drop(taken);
         // Numbers are held anew where there are any.
         assert_eq!(wait_for(fork(|| true)), 0);
+        let mut go = [(); 6].map(|()| Signal::new());
         let _taken: Vec<File> = std::iter::from_fn(|| open().ok()).collect();
-        let mut go = [(); 6].map(|()| None::<i32>);
-        for child in &mut go {
-            *child = Some(fork(|| {
-                std::thread::sleep(std::time::Duration::from_millis(300));
+        let children = go.each_mut().map(|go| {
+            fork(|| {
+                go.wait();
                 is_version_in(&data, 0..WORDS / 64, 0)
-            }));
-        }
-        go.into_iter().flatten().for_each(|child| assert_eq!(wait_for(child), 0));
+            })
+        });
+        go.iter_mut().for_each(Signal::give);
+        children.into_iter().for_each(|child| assert_eq!(wait_for(child), 0));
     });
 }
 
