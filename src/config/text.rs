@@ -1,6 +1,6 @@
 //! The text form of a configuration: `key:value` entries separated by commas.
 //!
-//! [`overlay`] parses a text onto [`Options`]; [`print`] writes one. The rules are in the
+//! [`overlay`] parses a text onto [`Options`]; [`print()`] writes one. The rules are in the
 //! documentation of [`config`](super).
 
 use super::options::{Options, invalid, unknown};

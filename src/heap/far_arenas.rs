@@ -2,7 +2,7 @@
 //!
 //! A [`FarArenas`] allocates, frees and resizes far memory. The common way is the calling thread's
 //! cache; the *shared path* (past all caches) serves threads that have none: beyond
-//! [`CACHES_MAX`](super::thread_cache::CACHES_MAX) threads, at thread exit, or while a cache is revoked.
+//! `CACHES_MAX` threads, at thread exit, or while a cache is revoked.
 //! [`maintain`](FarArenas::maintain) gives memory back. Uses `jemalloc`, `hooks`, `placement`, `thread_cache`;
 //! used by `tiers` and `global`.
 //!
@@ -21,7 +21,7 @@
 //! 1. A tier is never freed, and its address never reused for another one; threads keep it.
 //! 2. Every operation on an arena runs inside an [`Access`] to a cache that is not revoked, or is
 //!    counted by its [`Entrance`]; what only asks jemalloc for numbers, by that of its controls. So
-//!    [`close`](FarArenas::close) and [`ClosedArenas::stand_still`] know when nobody is inside.
+//!    [`close`](FarArenas::close) knows when nobody is inside.
 //! 3. Only pointers inside the reservation reach `free` and `reallocate`.
 
 #![expect(unsafe_code, reason = "allocates")]

@@ -4,7 +4,7 @@
 //! `far_arenas`, `local`, `placement`; `handle` and `c_malloc` use it.
 //!
 //! # Policy
-//! 1. The handles [`Far`](crate::Far), [`Local`](crate::Local) and [`Tier`](crate::Tier): what they say.
+//! 1. The handles [`Far`](crate::Far), [`Local`](crate::Local) and [`Tier`]: what they say.
 //! 2. A pinned thread: local.
 //! 3. The innermost [`Scope`](crate::Scope): what it says.
 //! 4. The default tier's size threshold, which is zero where everything is to be far, and off where system calls cannot be given far memory

@@ -140,7 +140,7 @@ impl TableFile {
     /// what `next` gave beside it. Returns how many there were, at most [`BATCH_MAX`].
     ///
     /// # Errors
-    /// As for [`Store::open_queue`]; `next` was not called then.
+    /// As for [`Store::open_queue`](crate::store::Store::open_queue); `next` was not called then.
     ///
     /// # Safety
     /// Until `done` is called for it, nobody else uses the memory of a read or changes that of a write,

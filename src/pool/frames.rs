@@ -102,7 +102,7 @@ impl PoolFrames {
     /// Charges the memory of a page.
     ///
     /// # Errors
-    /// As for [`MemoryManager::charge`].
+    /// As for [`MemoryManager::charge`](crate::manager::MemoryManager::charge).
     pub(super) fn charge(&self) -> Result<()> {
         self.account.charge(self.table.page_size())
     }
@@ -115,7 +115,7 @@ impl PoolFrames {
     /// end, or free.
     ///
     /// # Errors
-    /// As for [`MemoryManager::charge`].
+    /// As for [`MemoryManager::charge`](crate::manager::MemoryManager::charge).
     pub(super) fn charge_metadata(&self, page: PageId) -> Result<()> {
         self.enter(page, |bytes| self.account.charge(bytes)).map(drop)
     }

@@ -43,7 +43,7 @@ impl Cipher {
     /// Makes a random key.
     ///
     /// # Errors
-    /// [`Error::Os`] without random numbers or a page of memory.
+    /// [`Error::Os`](crate::Error::Os) without random numbers or a page of memory.
     pub(super) fn new() -> Result<Cipher> {
         let memory = Mapping::reserve(KERNEL_PAGE, KERNEL_PAGE, Huge::No)?;
         // Where locking is not allowed, the key may reach a swap device. That is no reason to

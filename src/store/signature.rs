@@ -6,7 +6,7 @@
 //! earlier run, see [`Contents`].
 //!
 //! # Invariants
-//! 1. After [`erase`] the bytes that `Contents` looks at are zeros.
+//! 1. After [`erase`](FoundFile::erase) the bytes that `Contents` looks at are zeros.
 //! 2. Pages are kept out of the margins, so that these stay zeros: what is found there later is
 //!    somebody else's, and no page is ever taken for the superblock of a file system.
 

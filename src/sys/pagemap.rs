@@ -81,7 +81,7 @@ impl Pagemap {
     /// The same for what is in memory and a file's, or shared: private pages that were written are not.
     ///
     /// # Errors
-    /// As [`next_present`](Self::next_present).
+    /// [`Error::Os`](crate::Error::Os) where the kernel does not know the call.
     #[cfg(feature = "heap")]
     pub fn next_of_file(&self, start: usize, end: usize) -> Result<Option<(usize, usize)>> {
         self.next(start, end, kernel::PAGE_IS_PRESENT | kernel::PAGE_IS_FILE)

@@ -150,7 +150,7 @@ pub(in crate::paging) fn end_fill(
     ended
 }
 
-/// As [`end_fill`](end_fill), but the frame stays the caller's, and so does the page's slot
+/// As [`end_fill`], but the frame stays the caller's, and so does the page's slot
 /// where `slot` does not name it.
 pub(in crate::paging) fn take_filled(
     memory: &RegionMemory,
