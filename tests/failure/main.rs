@@ -21,6 +21,8 @@ mod messages;
 mod panics;
 mod program;
 mod reads;
+#[path = "../../network/tests/common/mod.rs"]
+mod servers;
 mod shutdown;
 mod signals;
 mod stops;

@@ -2,10 +2,12 @@
 
 use crate::common::mem_store;
 use crate::harness::{Far, config, in_child, stamp, wait_until};
+use crate::servers::{Announced, TestServer, client};
 use farheap::ByteCount;
 use farheap::manager::MemoryManager;
 use farheap::pool::PoolConfig;
 use farheap::region::{FaultMode, Install};
+use farheap_nbd::NbdTimes;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -41,13 +43,14 @@ impl Stop {
 #[test]
 fn whatever_is_waited_for_is_waited_for_in_time_that_the_process_has() {
     let name = "stops::whatever_is_waited_for_is_waited_for_in_time_that_the_process_has";
-    let cases: [fn(Stop); 6] = [
+    let cases: [fn(Stop); 7] = [
         latch,
         memory,
         |stop| read(stop, FaultMode::default()),
         |stop| read(stop, FaultMode::InThread),
         |stop| room(stop, Install::Auto),
         |stop| room(stop, Install::Copy),
+        connection,
     ];
     let body = || {
         std::thread::scope(|scope| {
@@ -109,6 +112,22 @@ fn memory(stop: Stop) {
         stop.pass();
         account.uncharge(held);
         charge.join().expect("a result").expect("there is memory");
+    });
+}
+
+/// A write waits for its connection while the process is stopped; the server answers then.
+fn connection(stop: Stop) {
+    let server = TestServer::start(Announced::default());
+    let times = NbdTimes { connect: DEADLINE, stall: DEADLINE };
+    let client = client(std::slice::from_ref(&server.address), times);
+    server.control.pause(true);
+    std::thread::scope(|scope| {
+        let write = scope.spawn(|| client.write_to(0, 0, &mut [1; 4096]));
+        // As above.
+        std::thread::sleep(Duration::from_millis(100));
+        stop.pass();
+        server.control.pause(false);
+        write.join().expect("a result").expect("the server answers");
     });
 }
 
