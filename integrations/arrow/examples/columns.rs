@@ -4,16 +4,15 @@
 //! `far` the process has a limit of 64 MiB, or that of `LIMIT`. `ROWS` is another number of rows, 3,000,000 (166 MiB)
 //! unless set.
 
+use anyhow::{Context, Result, bail};
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
 use arrow_array::{Int64Array, RecordBatch, StringArray};
 use arrow_schema::ArrowError;
 use farheap::Heap;
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
-type Failure = Box<dyn std::error::Error>;
 /// Rows of a batch, and groups of rows.
 const BATCH: i64 = 8192;
 const GROUPS: usize = 1000;
@@ -45,38 +44,21 @@ fn sums(batches: &[RecordBatch]) -> (i64, usize) {
 }
 
 /// Does something and prints how long that took, what it returned, and the peak of resident memory so far.
-fn timed<T: std::fmt::Debug>(
-    what: &str,
-    work: impl FnOnce() -> Result<T, Failure>,
-) -> Result<(), Failure> {
+fn timed<T: std::fmt::Debug>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<()> {
     let began = Instant::now();
     let (answer, seconds) = (work()?, began.elapsed().as_secs_f64());
     let status = std::fs::read_to_string("/proc/self/status")?;
-    let peak = status.lines().find(|line| line.starts_with("VmHWM")).ok_or("VmHWM")?;
+    let peak = status.lines().find(|line| line.starts_with("VmHWM")).context("no VmHWM")?;
     println!("{what:<28} {seconds:7.2} s  {answer:?}  {}", peak.replace('\t', " "));
     Ok(())
 }
 
-fn main() -> ExitCode {
-    let Err(failure) = measure() else { return ExitCode::SUCCESS };
-    let mut text = failure.to_string();
-    for cause in std::iter::successors(failure.source(), |error| error.source()) {
-        let cause = cause.to_string();
-        // Some errors print their cause themselves.
-        if !text.contains(&cause) {
-            text = format!("{text}: {cause}");
-        }
-    }
-    eprintln!("columns: {text}");
-    ExitCode::FAILURE
-}
-
-fn measure() -> Result<(), Failure> {
+fn main() -> Result<()> {
     let rows = std::env::var("ROWS").map_or(Ok(3_000_000), |text| text.parse())?;
     let is_far = match std::env::args().nth(1).as_deref() {
         None | Some("far") => true,
         Some("memory") => false,
-        Some(other) => return Err(format!("{other}: far or memory").into()),
+        Some(other) => bail!("{other}: far or memory"),
     };
     // Of the process. The device is a temporary file here.
     let limit = std::env::var("LIMIT").unwrap_or_else(|_| "64MiB".to_owned());

@@ -4,6 +4,7 @@
 //! with DataFusion's own pool, where queries fail. The process has a limit of 256 MiB with `far`, the pool 128 MiB. `ROWS`
 //! is another number of rows of each table, 2,000,000 (350 MiB) unless set.
 
+use anyhow::{Context, Result, bail};
 use datafusion::arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray};
 use datafusion::arrow::util::pretty::pretty_format_batches;
 use datafusion::common::JoinType;
@@ -14,19 +15,17 @@ use datafusion::functions_aggregate::expr_fn::{count, max, sum};
 use datafusion::prelude::{DataFrame, SessionConfig, SessionContext, col};
 use farheap::{ByteCount, FarHeap, Heap};
 use farheap_datafusion::FarMemoryPool;
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
 #[global_allocator]
 static ALLOC: FarHeap = FarHeap::new();
 
-type Failure = Box<dyn std::error::Error>;
 const LIMIT: ByteCount = ByteCount::mib(256);
 const NEAR: ByteCount = ByteCount::mib(128);
 
 /// A table: an own number, a key, a text.
-fn table(rows: i64, names: [&str; 3]) -> Result<Arc<MemTable>, Failure> {
+fn table(rows: i64, names: [&str; 3]) -> Result<Arc<MemTable>> {
     let batch = |start: i64| {
         let rows = || start..(start + 8192).min(rows);
         let text = |row: i64| format!("{row:>50}{:>50x}{:>50x}", row * 7919, row * 104_729);
@@ -43,7 +42,7 @@ fn table(rows: i64, names: [&str; 3]) -> Result<Arc<MemTable>, Failure> {
 }
 
 /// Runs a query and prints its answer, how long it took, and the peak of resident memory so far.
-async fn timed(what: &str, query: DataFrame) -> Result<(), Failure> {
+async fn timed(what: &str, query: DataFrame) -> Result<()> {
     let began = Instant::now();
     let answer = match query.collect().await {
         Ok(rows) => pretty_format_batches(&rows)?.to_string().lines().nth(3).map(str::to_owned),
@@ -51,26 +50,12 @@ async fn timed(what: &str, query: DataFrame) -> Result<(), Failure> {
     };
     let (answer, seconds) = (answer.unwrap_or_default(), began.elapsed().as_secs_f64());
     let status = std::fs::read_to_string("/proc/self/status")?;
-    let peak = status.lines().find(|line| line.starts_with("VmHWM")).ok_or("VmHWM")?;
+    let peak = status.lines().find(|line| line.starts_with("VmHWM")).context("VmHWM")?;
     println!("{what:<12} {seconds:7.2} s  {answer}  {}", peak.replace('\t', " "));
     Ok(())
 }
 
-fn main() -> ExitCode {
-    let Err(failure) = measure() else { return ExitCode::SUCCESS };
-    let mut text = failure.to_string();
-    for cause in std::iter::successors(failure.source(), |error| error.source()) {
-        let cause = cause.to_string();
-        // Some errors print their cause themselves.
-        if !text.contains(&cause) {
-            text = format!("{text}: {cause}");
-        }
-    }
-    eprintln!("join: {text}");
-    ExitCode::FAILURE
-}
-
-fn measure() -> Result<(), Failure> {
+fn main() -> Result<()> {
     let rows = std::env::var("ROWS").map_or(Ok(2_000_000), |text| text.parse())?;
     let far = Arc::new(FarMemoryPool::new(NEAR, ByteCount::gib(16)));
     let pool: Arc<dyn MemoryPool> = match std::env::args().nth(1).as_deref() {
@@ -84,7 +69,7 @@ fn measure() -> Result<(), Failure> {
             }
             Arc::clone(&far) as _
         }
-        Some(other) => return Err(format!("{other}: far, memory or budget").into()),
+        Some(other) => bail!("{other}: far, memory or budget"),
     };
     let runtime = RuntimeEnvBuilder::new().with_memory_pool(pool).build_arc()?;
     let config = SessionConfig::new().with_target_partitions(2);

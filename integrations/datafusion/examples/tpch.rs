@@ -9,6 +9,7 @@
 //! factor 1, `joins` two. With these tables the answers of the benchmark are compared with its own. `integrations/run.py`
 //! measures all of it.
 
+use anyhow::{Context, Result, bail};
 use datafusion::arrow::record_batch::{RecordBatch, RecordBatchReader};
 use datafusion::arrow::util::display::array_value_to_string;
 use datafusion::execution::memory_pool::{GreedyMemoryPool, MemoryPool, UnboundedMemoryPool};
@@ -19,7 +20,6 @@ use farheap::{ByteCount, FarHeap, Heap};
 use farheap_datafusion::FarMemoryPool;
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -28,8 +28,6 @@ use tpchgen::q_and_a::{answers_sf1, queries};
 
 #[global_allocator]
 static ALLOC: FarHeap = FarHeap::new();
-
-type Failure = Box<dyn std::error::Error>;
 
 /// What a process may have beside the budget: what operators do not reserve, code and stacks.
 const BESIDE: ByteCount = ByteCount::mib(64);
@@ -91,11 +89,11 @@ fn rows(table: &str, scale: f64) -> Box<dyn RecordBatchReader> {
     }
 }
 
-fn make(dir: &str, scale: f64) -> Result<(), Failure> {
+fn make(dir: &str, scale: f64) -> Result<()> {
     for table in TABLES {
         let rows = rows(table, scale);
         let path = format!("{dir}/{table}.parquet");
-        let file = File::create(&path).map_err(|error| format!("{path}: {error}"))?;
+        let file = File::create(&path).with_context(|| path.clone())?;
         let mut writer = ArrowWriter::try_new(file, rows.schema(), None)?;
         for batch in rows {
             writer.write(&batch?)?;
@@ -106,7 +104,7 @@ fn make(dir: &str, scale: f64) -> Result<(), Failure> {
 }
 
 /// The statements of a query.
-fn statements(query: &str) -> Result<Vec<String>, Failure> {
+fn statements(query: &str) -> Result<Vec<String>> {
     // The left side is what a join keeps.
     let most = |table: &str| -> String {
         let schema = tpchgen_arrow::LineItemArrow::schema_ref();
@@ -135,7 +133,7 @@ fn statements(query: &str) -> Result<Vec<String>, Failure> {
         }
         number => number.parse()?,
     };
-    let mut text = queries::query(number).ok_or("there are 22 queries")?.replace(":s", "");
+    let mut text = queries::query(number).context("there are 22 queries")?.replace(":s", "");
     // The last ones first: `:1` begins `:10`.
     for (at, parameter) in PARAMETERS[number as usize - 1].iter().enumerate().rev() {
         text = text.replace(&format!(":{}", at + 1), parameter);
@@ -146,7 +144,7 @@ fn statements(query: &str) -> Result<Vec<String>, Failure> {
 }
 
 /// The cells of an answer.
-fn cells(batches: &[RecordBatch]) -> Result<Vec<Vec<String>>, Failure> {
+fn cells(batches: &[RecordBatch]) -> Result<Vec<Vec<String>>> {
     let mut rows = Vec::new();
     for batch in batches {
         for row in 0..batch.num_rows() {
@@ -183,7 +181,7 @@ fn status(name: &str) -> u64 {
 }
 
 /// Runs the queries one by one; fails for none of them.
-async fn run(context: &SessionContext, dir: &str, queries: &str) -> Result<(), Failure> {
+async fn run(context: &SessionContext, dir: &str, queries: &str) -> Result<()> {
     for table in TABLES {
         let path = format!("{dir}/{table}.parquet");
         context.register_parquet(table, path, ParquetReadOptions::default()).await?;
@@ -225,28 +223,14 @@ async fn run(context: &SessionContext, dir: &str, queries: &str) -> Result<(), F
     Ok(())
 }
 
-fn main() -> ExitCode {
-    let Err(failure) = measure() else { return ExitCode::SUCCESS };
-    let mut text = failure.to_string();
-    for cause in std::iter::successors(failure.source(), |error| error.source()) {
-        let cause = cause.to_string();
-        // Some errors print their cause themselves.
-        if !text.contains(&cause) {
-            text = format!("{text}: {cause}");
-        }
-    }
-    eprintln!("tpch: {text}");
-    ExitCode::FAILURE
-}
-
-fn measure() -> Result<(), Failure> {
+fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     if let ["make", dir, scale] = words[..] {
         return make(dir, scale.parse()?);
     }
     let [side, dir, budget, queries] = words[..] else {
-        return Err("make DIR SCALE, or far, budget or memory DIR BUDGET QUERIES".into());
+        bail!("make DIR SCALE, or far, budget or memory DIR BUDGET QUERIES");
     };
     let budget: ByteCount = budget.parse()?;
     let far = Arc::new(FarMemoryPool::new(budget, FAR));
@@ -263,7 +247,7 @@ fn measure() -> Result<(), Failure> {
             }
             Arc::clone(&far) as _
         }
-        other => return Err(format!("{other}: far, budget or memory").into()),
+        other => bail!("{other}: far, budget or memory"),
     };
     let runtime = RuntimeEnvBuilder::new().with_memory_pool(pool).build_arc()?;
     let mut config = SessionConfig::new().with_target_partitions(2);

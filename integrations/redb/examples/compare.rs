@@ -3,13 +3,12 @@
 //! `cargo run --release --example compare -- pool` and `-- file`, each in a process of its own. Both have 64 MiB, or
 //! `LIMIT`: redb's cache over a file, or a small one and a pool. `KEYS` is another number of keys than 1,000,000.
 
+use anyhow::{Context, Result, bail};
 use farheap::{ByteCount, manager::MemoryManager, pool::PoolConfig};
 use farheap_redb::PoolBackend;
 use redb::{Database, ReadableDatabase, TableDefinition};
-use std::process::ExitCode;
 use std::time::Instant;
 
-type Failure = Box<dyn std::error::Error>;
 const TABLE: TableDefinition<u64, &[u8]> = TableDefinition::new("table");
 /// Of the memory, what redb caches itself above a pool.
 const CACHE: ByteCount = ByteCount::mib(4);
@@ -24,7 +23,7 @@ fn key(at: u64, keys: u64) -> u64 {
     (mixed ^ (mixed >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9) % keys
 }
 
-fn insert(database: &Database, keys: impl Iterator<Item = u64>, byte: u8) -> Result<(), Failure> {
+fn insert(database: &Database, keys: impl Iterator<Item = u64>, byte: u8) -> Result<()> {
     let writing = database.begin_write()?;
     let mut table = writing.open_table(TABLE)?;
     for key in keys {
@@ -37,52 +36,35 @@ fn insert(database: &Database, keys: impl Iterator<Item = u64>, byte: u8) -> Res
 }
 
 /// Sum over the values at some keys.
-fn sum(database: &Database, keys: impl Iterator<Item = u64>) -> Result<u64, Failure> {
+fn sum(database: &Database, keys: impl Iterator<Item = u64>) -> Result<u64> {
     let reading = database.begin_read()?;
     let table = reading.open_table(TABLE)?;
     let mut sum = 0_u64;
     for key in keys {
-        let value = table.get(key)?.ok_or("every key is there")?;
+        let value = table.get(key)?.context("every key is there")?;
         sum += value.value().iter().map(|byte| u64::from(*byte)).sum::<u64>();
     }
     Ok(sum)
 }
 
 /// Does something and prints how long that took, what it returned, and the peak of resident memory so far.
-fn timed<T: std::fmt::Debug>(
-    what: &str,
-    work: impl FnOnce() -> Result<T, Failure>,
-) -> Result<(), Failure> {
+fn timed<T: std::fmt::Debug>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<()> {
     let began = Instant::now();
     let answer = work()?;
     let seconds = began.elapsed().as_secs_f64();
     let status = std::fs::read_to_string("/proc/self/status")?;
-    let peak = status.lines().find(|line| line.starts_with("VmHWM")).ok_or("VmHWM")?;
+    let peak = status.lines().find(|line| line.starts_with("VmHWM")).context("no VmHWM")?;
     println!("{what:<28} {seconds:7.2} s  {answer:?}  {}", peak.replace('\t', " "));
     Ok(())
 }
 
-fn main() -> ExitCode {
-    let Err(failure) = measure() else { return ExitCode::SUCCESS };
-    let mut text = failure.to_string();
-    for cause in std::iter::successors(failure.source(), |error| error.source()) {
-        let cause = cause.to_string();
-        // Some errors print their cause themselves.
-        if !text.contains(&cause) {
-            text = format!("{text}: {cause}");
-        }
-    }
-    eprintln!("compare: {text}");
-    ExitCode::FAILURE
-}
-
-fn measure() -> Result<(), Failure> {
+fn main() -> Result<()> {
     let keys = std::env::var("KEYS").map_or(Ok(1_000_000), |text| text.parse())?;
     let directory = tempfile::tempdir_in(".")?; // Not in memory, as /tmp may be.
     let path = directory.path().join("database");
     let mut builder = Database::builder();
     let memory: ByteCount = std::env::var("LIMIT").as_deref().unwrap_or("64MiB").parse()?;
-    let shared = memory.0.checked_sub(CACHE.0).ok_or("LIMIT: redb alone has 4 MiB of it")?;
+    let shared = memory.0.checked_sub(CACHE.0).context("LIMIT: redb alone has 4 MiB of it")?;
     let manager = MemoryManager::start(ByteCount(shared))?;
     let database = match std::env::args().nth(1).as_deref() {
         Some("file") => builder.set_cache_size(memory.as_usize()).create(&path)?,
@@ -93,7 +75,7 @@ fn measure() -> Result<(), Failure> {
                 .set_cache_size(CACHE.as_usize())
                 .create_with_backend(PoolBackend::new(&pool)?)?
         }
-        Some(other) => return Err(format!("{other}: pool or file").into()),
+        Some(other) => bail!("{other}: pool or file"),
     };
     timed("loaded", || {
         (0..10).try_for_each(|part| insert(&database, keys * part / 10..keys * (part + 1) / 10, 1))

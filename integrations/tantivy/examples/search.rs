@@ -3,9 +3,9 @@
 //! `cargo run --release --example search -- far` and `-- memory` and `-- files`, each in a process of its own. With `far`
 //! the process has a limit of 64 MiB, or that of `LIMIT`. `DOCUMENTS` is another number of documents than 100,000.
 
+use anyhow::{Context, Result, bail};
 use farheap::{FarHeap, Heap};
 use farheap_tantivy::FarDirectory;
-use std::process::ExitCode;
 use std::time::Instant;
 use tantivy::collector::{Count, TopDocs};
 use tantivy::directory::{Directory, MmapDirectory, RamDirectory};
@@ -16,7 +16,6 @@ use tantivy::{Index, IndexSettings, IndexWriter, Searcher, TantivyDocument, doc}
 
 #[global_allocator]
 static HEAP: FarHeap = FarHeap::new();
-type Failure = Box<dyn std::error::Error>;
 const WORDS: u64 = 150; // Of a document.
 const VOCABULARY: u64 = 50_000;
 const QUERIES: u64 = 1_000;
@@ -34,7 +33,7 @@ fn word(at: u64) -> String {
 }
 
 /// Documents with both words of each query, and best ones whose stored text has the first.
-fn search(searcher: &Searcher, parser: &QueryParser) -> Result<(usize, usize), Failure> {
+fn search(searcher: &Searcher, parser: &QueryParser) -> Result<(usize, usize)> {
     let text = searcher.schema().get_field("text")?;
     let mut sums = (0, 0);
     for (one, other) in (0..QUERIES).map(|at| (word(5 * at), word(5 * at + 1))) {
@@ -52,33 +51,16 @@ fn search(searcher: &Searcher, parser: &QueryParser) -> Result<(usize, usize), F
 }
 
 /// Does something and prints how long that took, what it returned, and the peak of resident memory so far.
-fn timed<T: std::fmt::Debug>(
-    what: &str,
-    work: impl FnOnce() -> Result<T, Failure>,
-) -> Result<(), Failure> {
+fn timed<T: std::fmt::Debug>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<()> {
     let began = Instant::now();
     let (answer, seconds) = (work()?, began.elapsed().as_secs_f64());
     let status = std::fs::read_to_string("/proc/self/status")?;
-    let peak = status.lines().find(|line| line.starts_with("VmHWM")).ok_or("VmHWM")?;
+    let peak = status.lines().find(|line| line.starts_with("VmHWM")).context("no VmHWM")?;
     println!("{what:<28} {seconds:7.2} s  {answer:?}  {}", peak.replace('\t', " "));
     Ok(())
 }
 
-fn main() -> ExitCode {
-    let Err(failure) = measure() else { return ExitCode::SUCCESS };
-    let mut text = failure.to_string();
-    for cause in std::iter::successors(failure.source(), |error| error.source()) {
-        let cause = cause.to_string();
-        // Some errors print their cause themselves.
-        if !text.contains(&cause) {
-            text = format!("{text}: {cause}");
-        }
-    }
-    eprintln!("search: {text}");
-    ExitCode::FAILURE
-}
-
-fn measure() -> Result<(), Failure> {
+fn main() -> Result<()> {
     let documents = std::env::var("DOCUMENTS").map_or(Ok(100_000), |text| text.parse())?;
     let files = tempfile::tempdir_in(".")?; // Not in memory, as /tmp may be.
     let directory: Box<dyn Directory> = match std::env::args().nth(1).as_deref() {
@@ -94,7 +76,7 @@ fn measure() -> Result<(), Failure> {
                 }
             }
         }
-        Some(other) => return Err(format!("{other}: far, memory or files").into()),
+        Some(other) => bail!("{other}: far, memory or files"),
     };
     let mut schema = Schema::builder();
     let text = schema.add_text_field("text", TEXT | STORED);
