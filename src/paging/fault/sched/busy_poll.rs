@@ -3,8 +3,8 @@
 //! A processor that has nothing to do halts, and it takes longer to wake it than to serve a fault,
 //! most of all where it is virtual. So a handler looks as long as the device usually takes, if that
 //! is short. A handler under the idle policy (`idle_policy`) takes nothing from other threads
-//! meanwhile: one that wants the processor gets it at once; it looks at quick devices only. Any other handler offers the
-//! processor between two looks (`sched_yield(2)`): the threads that it serves run, fault and leave it again.
+//! meanwhile: one that wants the processor gets it at once. Any other handler offers the processor
+//! between two looks (`sched_yield(2)`): the threads that it serves run, fault and leave it again.
 //! Where another thread keeps the processor for long, the handler would wait for its turn with an
 //! answer in the ring, while one that sleeps is preferred when it wakes; so it sleeps for some time.
 
@@ -21,11 +21,6 @@ const LATE: Duration = Duration::from_micros(100);
 /// The processor is not offered again for this many times as long: late returns take 1/LATE_PART
 /// of the time.
 const LATE_PART: u32 = 64;
-/// A handler that follows one thread looks only where the device takes at most 1/FOLLOWING_PART of the longest look: 50 us.
-/// At 62 us a B-tree map and a hash map took as long without looking, and a third less processor time; at 35 us, one read at
-/// a time, looking gives a quarter more reads.
-const FOLLOWING_PART: u32 = 4;
-
 /// How a handler looks for news before it sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::paging) struct Polling {
@@ -141,8 +136,7 @@ impl BusyPoll {
     /// How to look from `now` on; not at all when answers usually take too long.
     pub(super) fn plan(&self, gives_way: bool, now: Instant) -> Polling {
         let alone = gives_way || now >= self.offers_from;
-        let part = if gives_way { FOLLOWING_PART } else { 1 };
-        let helps = self.usual <= self.longest / part;
+        let helps = self.usual <= self.longest;
         let time = if helps && alone { self.longest } else { Duration::ZERO };
         Polling { time, yields: !gives_way }
     }
@@ -157,26 +151,15 @@ mod tests {
     #[test]
     fn a_quick_device_is_looked_at_and_a_slow_one_is_not() {
         let (quick, slow) = (Duration::from_micros(60), Duration::from_millis(4));
-        let mut poll = BusyPoll::new(LONGEST);
         let now = Instant::now();
-        let time = |poll: &BusyPoll| poll.plan(false, now).time;
+        let mut poll = BusyPoll::new(LONGEST);
+        let time = |poll: &BusyPoll| poll.plan(true, now).time;
         (0..100).for_each(|_| poll.answered(quick));
         assert_eq!(time(&poll), LONGEST);
         (0..8).for_each(|_| poll.answered(slow));
         assert_eq!(time(&poll), Duration::ZERO);
         (0..100).for_each(|_| poll.answered(quick));
         assert_eq!(time(&poll), LONGEST);
-    }
-
-    #[test]
-    fn a_handler_that_follows_a_thread_looks_at_quicker_devices_only() {
-        let mut poll = BusyPoll::new(LONGEST);
-        let plans =
-            |poll: &BusyPoll, gives_way| !poll.plan(gives_way, Instant::now()).time.is_zero();
-        (0..100).for_each(|_| poll.answered(Duration::from_micros(60)));
-        assert!(plans(&poll, false) && !plans(&poll, true));
-        (0..100).for_each(|_| poll.answered(Duration::from_micros(40)));
-        assert!(plans(&poll, false) && plans(&poll, true));
     }
 
     #[test]
