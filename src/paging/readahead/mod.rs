@@ -58,7 +58,7 @@ pub enum Advice {
     /// out, and the pages leave when their memory is needed. Pages that cannot be written stay. Whole chunks of
     /// 2 MiB leave fastest: fresh ones by one write.
     PageOut,
-    /// Evicted when the call returns, but for pages that are pinned or in use by the kernel.
+    /// Evicted when the call returns, but for pages that are pinned, in use by the kernel, or read ahead meanwhile.
     PageOutNow,
 }
 
