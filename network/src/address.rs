@@ -47,6 +47,8 @@ pub struct ServerList {
     /// Number of servers that may be lost at a time, of servers that hold pages with parity: `parity=1` or `2`. 0: all
     /// hold the same.
     pub parity: usize,
+    /// Number of servers that are left of a table's: `copies=`, where others are lost for good. 0: not given.
+    pub copies: usize,
     /// Pages are not to be encrypted: `encrypt=off`.
     pub is_plain: bool,
     /// The addresses as they were written.
@@ -74,10 +76,11 @@ impl std::str::FromStr for ServerList {
     type Err = NetworkError;
 
     fn from_str(text: &str) -> Result<ServerList, NetworkError> {
-        let (mut rest, mut parity, mut is_plain) = (text, 0, false);
+        let (mut rest, mut parity, mut copies, mut is_plain) = (text, 0, 0, false);
         while let Some((before, option)) = rest.rsplit_once(['?', '&']) {
             match option.split_once('=') {
                 Some(("encrypt", "off")) => is_plain = true,
+                Some(("copies", count)) => copies = count.parse().unwrap_or(usize::MAX),
                 Some(("parity", count @ ("1" | "2"))) => {
                     parity = usize::from(count.as_bytes()[0] - b'0')
                 }
@@ -92,8 +95,11 @@ impl std::str::FromStr for ServerList {
             rest = before;
         }
         let addresses = rest.split(',').map(|address| address.trim().parse());
-        let addresses = addresses.collect::<Result<_, _>>()?;
-        Ok(ServerList { addresses, parity, is_plain, text: rest.to_owned() })
+        let addresses = addresses.collect::<Result<Vec<_>, _>>()?;
+        if copies != 0 && copies != addresses.len() {
+            return Err(NetworkError::new(text, "copies is the number of servers that are named"));
+        }
+        Ok(ServerList { addresses, parity, copies, is_plain, text: rest.to_owned() })
     }
 }
 

@@ -19,7 +19,7 @@ use crate::striped_queue::StripedQueue;
 use crate::stripes::Stripes;
 use crate::sys::{IoSlice, WaitTerm};
 use crate::table::Table;
-use crate::table_blocks::TableBlocks;
+use crate::table_copies::COPIES_MAX;
 use crate::wire::NbdCommand;
 use std::io;
 use std::ops::Range;
@@ -31,8 +31,6 @@ const TRIM_LEN_MAX: u64 = 4 << 20;
 /// Maximum number of requests of a queue.
 const DEPTH_MAX: usize = 4096;
 
-/// Maximum number of servers that hold the same bytes.
-const COPIES_MAX: usize = 4;
 /// Maximum number of servers that may be lost of those that hold pages with parity.
 const PARITY_MAX: usize = 2;
 
@@ -56,8 +54,6 @@ pub struct Client {
     sets: Box<[Arc<ServerSet>]>,
     /// With parity.
     stripes: Option<Arc<Stripes>>,
-    /// Of a table.
-    table: Option<Table>,
 }
 
 /// Tends one server, or all of them together, on a thread of its own.
@@ -99,9 +95,16 @@ fn tend(set: &ServerSet, at: usize, tell: &Tell) {
     let has_copies = set.servers().len() > 1;
     let mut buffer = vec![0; if has_copies { COPY_LEN } else { 0 }];
     let mut from = 0;
-    server.tend(set.wait_max(), tell, &mut || {
+    server.tend(set.wait_max(), tell, &mut |control| {
         if !has_copies {
             return None;
+        }
+        if let Some(table) = set.table() {
+            table.record(at, control);
+            if table.copies().members() >> at & 1 == 1 {
+                return None;
+            }
+            table.join(at);
         }
         let _one = set.turn();
         let start = Instant::now();
@@ -117,7 +120,7 @@ fn open(
     addresses: &[ServerAddress],
     times: NbdTimes,
     counts: std::ops::RangeInclusive<usize>,
-) -> Result<Vec<Arc<NbdServer>>, NetworkError> {
+) -> Result<impl Iterator<Item = Result<Arc<NbdServer>, NetworkError>>, NetworkError> {
     let count = addresses.len();
     if !counts.contains(&count) {
         let reason = format!("{count} servers are not {} to {}", counts.start(), counts.end());
@@ -128,8 +131,8 @@ fn open(
         let reason = "is named twice: two copies would be one".to_owned();
         return Err(NetworkError { address: addresses[twin].to_string(), reason });
     }
-    let open = |address| NbdServer::open(address, times.connect, count > 1).map(Arc::new);
-    addresses.iter().map(open).collect()
+    let open = move |address| NbdServer::open(address, times.connect, count > 1).map(Arc::new);
+    Ok(addresses.iter().map(open))
 }
 
 /// Bytes that each of the servers has.
@@ -157,10 +160,10 @@ impl Client {
     /// # Errors
     /// The first server that cannot be reached, or lacks something that every use of it needs.
     pub fn connect(addresses: &[ServerAddress], times: NbdTimes) -> Result<Client, NetworkError> {
-        let servers = open(addresses, times, 1..=COPIES_MAX)?;
+        let servers = open(addresses, times, 1..=COPIES_MAX)?.collect::<Result<Vec<_>, _>>()?;
         let capacity = smallest(&servers);
         let set = Arc::new(ServerSet::new(servers.into(), capacity, times));
-        Ok(Client { sets: [set].into(), stripes: None, table: None })
+        Ok(Client { sets: [set].into(), stripes: None })
     }
 
     /// Reaches servers that are to hold pages with parity: as many as `parity`, 1 or 2, may be lost at a time.
@@ -178,17 +181,18 @@ impl Client {
             return Err(NetworkError { address: "nbd".to_owned(), reason });
         }
         let servers = open(addresses, times, parity + 2..=SERVERS_MAX)?;
+        let servers = servers.collect::<Result<Vec<_>, _>>()?;
         let size = smallest(&servers);
         let layout = Layout::new(servers.len() - parity, parity, size);
         let set = |server| Arc::new(ServerSet::new([server].into(), size, times));
         let sets: Box<[_]> = servers.into_iter().map(set).collect();
         let stripes = Some(Arc::new(Stripes::new(layout, sets.clone())));
-        Ok(Client { sets, stripes, table: None })
+        Ok(Client { sets, stripes })
     }
 
-    /// The parts of a client of a table.
-    fn table_parts(&self) -> Option<(&Table, &ServerSet)> {
-        Some((self.table.as_ref()?, &self.sets[0]))
+    /// The table that it is a client of.
+    fn table(&self) -> Option<&Table> {
+        self.sets[0].table()
     }
 
     /// The server with a number, with its set.
@@ -218,6 +222,9 @@ impl Client {
     /// There are not.
     pub fn require(&self, least: u64) -> Result<(), NetworkError> {
         let len = self.capacity();
+        if let Some(absent) = self.table().and_then(Table::absent) {
+            return Err(absent.clone());
+        }
         let reason = format!("has {len} bytes, and {least} are needed; use less of it");
         if len < least { Err(NetworkError::new(&*self.name_of(0), reason)) } else { Ok(()) }
     }
@@ -344,6 +351,9 @@ impl Client {
         mut parts: impl Iterator<Item = Range<u64>>,
         mark: &[u8],
     ) -> Result<(), NetworkError> {
+        if let Some(table) = self.table() {
+            table.forget(at);
+        }
         let erased = parts.try_for_each(|part| {
             self.write_to(at, part.start, &mut vec![0; (part.end - part.start) as usize])
         });
@@ -391,34 +401,30 @@ impl Client {
         let set = &self.sets[0];
         set.check_range(offset, len as u64);
         let (mut errno, mut term) = (libc::ENOTCONN, WaitTerm::within(set.repeat_max()));
-        for at in 0..set.servers().len() {
-            let read = || set.read_now(at, offset, IoSlice::new(into, len));
-            let mut end = read();
-            // A table's user does not try again by itself.
-            while set.table().is_some()
-                && matches!(end, FlightEnd::Unsent | FlightEnd::Lost)
-                && !set.servers()[at].is_taken()
-                && !term.left().is_zero()
-            {
-                std::thread::sleep(Duration::from_millis(1));
-                end = read();
-            }
-            match end {
-                FlightEnd::Done => {
-                    let Some(blocks) = set.table() else { return Ok(()) };
-                    let slice = std::iter::once(IoSlice::new(into, len));
-                    // SAFETY: the caller's promise.
-                    if unsafe { blocks.check(offset, slice) } {
-                        return Ok(());
+        loop {
+            let mut is_away = false;
+            for at in 0..set.servers().len() {
+                match set.read_now(at, offset, IoSlice::new(into, len)) {
+                    FlightEnd::Done => {
+                        let Some(table) = set.table() else { return Ok(()) };
+                        let slice = std::iter::once(IoSlice::new(into, len));
+                        // SAFETY: the caller's promise.
+                        if unsafe { table.blocks().check(offset, slice) } {
+                            return Ok(());
+                        }
+                        errno = libc::EBADMSG;
                     }
-                    errno = libc::EBADMSG;
+                    FlightEnd::Refused(refused) => errno = refused,
+                    FlightEnd::Lost => (is_away, errno) = (true, libc::ECONNRESET),
+                    FlightEnd::Unsent => is_away |= !set.servers()[at].is_taken(),
                 }
-                FlightEnd::Refused(refused) => errno = refused,
-                FlightEnd::Lost => errno = libc::ECONNRESET,
-                FlightEnd::Unsent => {}
             }
+            // A table's user does not try again by itself.
+            if set.table().is_none() || !is_away || term.left().is_zero() {
+                return Err(errno);
+            }
+            std::thread::sleep(Duration::from_millis(1));
         }
-        Err(errno)
     }
 
     /// Makes what was written outlive the servers' power, on all of them.
@@ -428,8 +434,8 @@ impl Client {
     /// any other error none does, and what was written since the last one is in doubt.
     pub fn flush(&self) -> Result<(), i32> {
         let errno = |error: io::Error| error.raw_os_error().unwrap_or(libc::EIO);
-        if let Some((table, set)) = self.table_parts() {
-            return table.flush(set);
+        if let Some(table) = self.table() {
+            return table.flush();
         }
         let mut flushed = self.all().enumerate().filter(|(_, server)| server.export().can_flush());
         flushed.try_for_each(|(at, _)| {
@@ -459,16 +465,18 @@ impl Client {
         for from in (offset..offset + len).step_by(TRIM_LEN_MAX as usize) {
             let piece = TRIM_LEN_MAX.min(offset + len - from);
             set.check_range(from, piece);
-            if let Some(blocks) = set.table() {
-                blocks.discarded(from, piece);
+            if let Some(table) = set.table() {
+                table.blocks().discarded(from, piece);
             }
             let servers = set.servers().iter().enumerate();
             for (at, server) in servers.filter(|(_, server)| server.export().can_trim()) {
                 let command = NbdCommand::Trim;
                 match set.exchange(at, command, from, IoSlice::NONE, piece as u32) {
-                    FlightEnd::Lost => server.barred.insert(from, piece),
+                    FlightEnd::Lost => set.bar(at, from, piece),
                     FlightEnd::Refused(errno) => result = result.and(Err(errno)),
-                    FlightEnd::Unsent if !server.may_write(Instant::now()) => {
+                    FlightEnd::Unsent
+                        if set.members() >> at & 1 == 1 && !server.may_write(Instant::now()) =>
+                    {
                         return Err(libc::ENOTCONN);
                     }
                     FlightEnd::Done | FlightEnd::Unsent => {}
@@ -484,15 +492,24 @@ fn slice_of(bytes: &mut [u8]) -> IoSlice {
 }
 
 impl Client {
-    /// Reaches the server of a table, which must understand FLUSH. The table is not this client's before
-    /// [`take_table`](Client::take_table).
+    /// Reaches the servers of a table, which must understand FLUSH; not all need answer. The table is not this client's
+    /// before [`take_table`](Client::take_table).
     ///
     /// # Errors
-    /// As [`connect`](Client::connect); parity, and more than one server.
+    /// As [`connect`](Client::connect), and parity.
     pub fn of_table(list: &ServerList, deadline: Duration) -> Result<Client, NetworkError> {
         Table::check(list)?;
-        let times = NbdTimes::within(deadline, 1);
-        let mut servers = open(&list.addresses, times, 1..=1)?;
+        let times = NbdTimes::within(deadline, list.addresses.len());
+        let (mut servers, mut absent) = (Vec::new(), Vec::new());
+        for server in open(&list.addresses, times, 1..=COPIES_MAX)? {
+            match server {
+                Ok(server) => servers.push(server),
+                Err(error) => absent.push(error),
+            }
+        }
+        if servers.is_empty() {
+            return Err(absent.remove(0));
+        }
         let capacity = smallest(&servers);
         for server in &mut servers {
             if !server.export().can_flush() {
@@ -502,53 +519,53 @@ impl Client {
             let server = Arc::get_mut(server).expect("it was just made");
             server.set_lease(Lease::new(times.stall));
         }
-        let table = Table::new(&servers[0]);
-        let set = ServerSet::new(servers.into(), capacity, times).with(TableBlocks::new(capacity));
-        Ok(Client { sets: [Arc::new(set)].into(), stripes: None, table: Some(table) })
+        let table = Table::new(list, &servers, (capacity, times.stall, times.connect), absent);
+        let set = ServerSet::new(servers.into(), capacity, times).with(table);
+        Ok(Client { sets: [Arc::new(set)].into(), stripes: None })
     }
 
-    fn its_table(&self) -> (&Table, &ServerSet, &NbdServer) {
-        let (table, set) = self.table_parts().expect("a client of a table");
-        (table, set, &set.servers()[0])
+    fn its_table(&self) -> &Table {
+        self.table().expect("a client of a table")
     }
 
-    /// Waits until nobody has the table open, and returns where it lies; `None`: the export holds none.
+    /// Waits until nobody has the table open, and returns where it lies; `None`: the exports hold none.
     ///
     /// # Errors
-    /// That another process has it open, or that of the connection.
+    /// That another process has it open, that a copy which does not answer may have gone on alone, or that of the
+    /// connection.
     ///
     /// # Panics
     /// When it is no client of a table, as the other functions for tables do.
     pub fn find_table(&self) -> Result<Option<Range<u64>>, NetworkError> {
-        let (table, set, server) = self.its_table();
-        let found =
-            table.find(set, server).map_err(|why| NetworkError::new(server.address(), why))?;
-        Ok(found)
+        self.its_table().find()
     }
 
-    /// Makes the table, or the export for a new one, this process's from now on, of the run with this random number.
+    /// Servers that hold nothing of the table that was found, which others hold: it is copied to them.
+    pub fn empty_servers(&self) -> impl Iterator<Item = usize> {
+        let table = self.its_table();
+        (0..self.sets[0].servers().len()).filter(|at| table.is_empty(*at))
+    }
+
+    /// Makes the table, or the exports for a new one, this process's from now on, of the run with this random number.
     /// Without one it is read, until a process opens it to write. [`find_table`](Client::find_table) comes before.
     ///
     /// # Errors
     /// As there.
     pub fn take_table(&self, pages: Range<u64>, run: Option<u64>) -> Result<(), NetworkError> {
-        let (table, set, server) = self.its_table();
-        let taken = match run {
-            Some(run) => table.take(set, server, pages, run.max(1)),
-            None => {
-                table.read(server);
-                Ok(())
-            }
-        };
-        taken.map_err(|why| NetworkError::new(server.address(), why))
+        match run {
+            Some(run) => self.its_table().take(pages, run.max(1)),
+            None => self.its_table().read(),
+        }
     }
 }
 
 impl Drop for Client {
     fn drop(&mut self) {
+        // Before the tenders end, which record what a flush waits for.
+        let is_equal = self.table().is_some_and(Table::is_equal);
         self.all().for_each(|server| server.close());
-        if let Some((table, set)) = self.table_parts() {
-            table.close(set);
+        if let Some(table) = self.table() {
+            table.close(is_equal);
         }
         if let Some(stripes) = &self.stripes {
             stripes.close();

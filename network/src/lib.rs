@@ -16,7 +16,8 @@
 //! 3. No server's bytes lead to a panic, to a wait without end, or out of a buffer.
 //! 4. Queues allocate when they are made, and never again.
 //! 5. Of a table no block is read as another one than it was read or written last since it was opened, and a flush that
-//!    succeeds covers all writes that were reported as done, also where the server began anew meanwhile.
+//!    succeeds covers all writes that were reported as done, also where the server began anew meanwhile. Each copy has
+//!    them, or is recorded as one that has not.
 //! 6. With parity a write that is done survives the loss of as many servers, and what a read returns is what was written
 //!    last: each block's sum is known.
 //!
@@ -54,6 +55,7 @@ mod sync;
 mod sys;
 mod table;
 mod table_blocks;
+mod table_copies;
 mod tls;
 mod unflushed;
 pub mod wire;

@@ -12,7 +12,7 @@
 use crate::address::{Endpoint, NetworkError, ServerAddress};
 use crate::blocks::{BLOCK, BlockSet};
 use crate::handshake::{Export, greet, request_tls};
-use crate::lease::Lease;
+use crate::lease::{LEASE, Lease};
 use crate::link::{BufferTable, FlightEnd, Link};
 use crate::read_times::ReadTimes;
 use crate::seat::{Seat, Seated};
@@ -43,7 +43,7 @@ pub enum ServerState {
     Up,
     /// It cannot be reached.
     Lost,
-    /// Its export is somebody else's now, or what it held is gone: it is not used any more.
+    /// Its export is somebody else's now, what it held is gone, or it missed something of a table: it is not used any more.
     Taken,
 }
 
@@ -221,11 +221,6 @@ impl NbdServer {
         self.lease.as_ref().is_some_and(|lease| lease.has_lapsed(Instant::now()))
     }
 
-    /// Time after which the kernel gives a connection up that delivers nothing.
-    pub(crate) fn unacked_max(&self) -> Duration {
-        self.lease.as_ref().map_or(Duration::ZERO, Lease::unacked_max)
-    }
-
     pub(crate) fn address(&self) -> &ServerAddress {
         &self.address
     }
@@ -254,7 +249,7 @@ impl NbdServer {
 
     /// True if connections are of the server's present life.
     pub(crate) fn is_life(&self, life: u32) -> bool {
-        self.life.load(Ordering::SeqCst) == u64::from(life)
+        self.life() == life
     }
 
     /// Notes that it has written what it may have lacked, in one of its lives; returns whether it still is in that one.
@@ -367,28 +362,42 @@ impl NbdServer {
         is_owner && !self.is_taken() && in_flight == 0 && self.barred.count() == 0
     }
 
-    /// Writes another mark in the place of this process's, if it is there and the deadline has not passed by then.
+    /// Writes another mark in the place of this process's, if it is there and the deadline has not passed by then; `false`:
+    /// it was not sent.
+    ///
+    /// # Errors
+    /// It was sent, and nobody knows what became of it.
     pub(crate) fn replace_mark(
         &self,
         link: &mut Link,
         to: &[u8; MARK_LEN],
         deadline: Instant,
-    ) -> io::Result<()> {
+    ) -> io::Result<bool> {
         let mut mark = self.tending.mark.lock().unwrap_or_else(PoisonError::into_inner);
         // An answer that waited counts however late it is read.
         let term = &mut WaitTerm::within(deadline.saturating_duration_since(Instant::now()));
-        if matches!(look(&mark, link, term)?, Found::Ours) && Instant::now() < deadline {
-            run_to_end(link, NbdCommand::Write, 0, &mut to.clone(), term)?;
-            *mark = Some(to.as_slice().into());
+        let is_ours = matches!(look(&mark, link, term), Ok(Found::Ours));
+        if !is_ours || Instant::now() >= deadline {
+            link.break_off(&mut |_, _| ());
+            return Ok(false);
         }
-        Ok(())
+        // Longer: a mark that may be written later ends the use of a server.
+        let term = &mut WaitTerm::within(LEASE);
+        run_to_end(link, NbdCommand::Write, 0, &mut to.clone(), term)?;
+        *mark = Some(to.as_slice().into());
+        Ok(true)
+    }
+
+    /// Wakes its tender.
+    pub(crate) fn wake(&self) {
+        if let Some(tender) = &*self.tending.thread.lock().unwrap_or_else(PoisonError::into_inner) {
+            tender.unpark();
+        }
     }
 
     pub(crate) fn close(&self) {
         self.tending.is_closed.store(true, Ordering::SeqCst);
-        if let Some(tender) = &*self.tending.thread.lock().unwrap_or_else(PoisonError::into_inner) {
-            tender.unpark();
-        }
+        self.wake();
     }
 
     /// Mean time of a read in nanoseconds; 0: none was measured.
@@ -460,8 +469,8 @@ impl NbdServer {
         let start = Instant::now();
         let term = &mut WaitTerm::within(wait);
         let (connection, export) = connect(&self.endpoint, &self.address, term)?;
-        if self.lease.is_some() {
-            sys::bound_unacked(connection.fd.as_fd(), self.unacked_max());
+        if let Some(lease) = &self.lease {
+            sys::bound_unacked(connection.fd.as_fd(), lease.unacked_max());
         }
         if export.size() < self.export.size() || export.defect().is_some() {
             return Ok(None);
@@ -472,7 +481,9 @@ impl NbdServer {
         let mark = self.tending.mark.lock().unwrap_or_else(PoisonError::into_inner);
         match look(&mark, &mut link, term)? {
             Found::Ours => self.renew(&mut link, start, term)?,
-            Found::Zeros if self.has_others => self.begin_anew(&mark, &mut link, term)?,
+            Found::Zeros if self.has_others && self.lease.is_none() => {
+                self.begin_anew(&mark, &mut link, term)?
+            }
             Found::Zeros | Found::Other => return Ok(None),
         }
         let life = self.life();
@@ -490,19 +501,23 @@ impl NbdServer {
         run_to_end(link, NbdCommand::Write, 0, &mut bytes, term)
     }
 
-    fn state(&self, to: ServerState) -> bool {
-        self.state.swap(to as u64, Ordering::SeqCst) != to as u64
+    /// Changes the state, unless it is not used any more; returns whether it is another one now.
+    pub(crate) fn note(&self, to: ServerState) -> bool {
+        let is_change = |is| is != to as u64 && is != ServerState::Taken as u64;
+        let change = |is| is_change(is).then_some(to as u64);
+        self.state.fetch_update(Ordering::SeqCst, Ordering::SeqCst, change).is_ok()
     }
 
     // The tender.
 
     /// Makes broken connections anew and looks after the server's mark, until the client ends; `copy` gives the server
-    /// some of what it missed, and returns how long to wait before it is called again, if there is more.
+    /// some of what it missed, or makes the mark what it is to be, by the tender's connection; it returns how long to wait
+    /// before it is called again, if there is more.
     pub(crate) fn tend(
         &self,
         wait: Duration,
         tell: &Tell,
-        copy: &mut dyn FnMut() -> Option<Duration>,
+        copy: &mut dyn FnMut(&mut Link) -> Option<Duration>,
     ) {
         *self.tending.thread.lock().unwrap_or_else(PoisonError::into_inner) =
             Some(std::thread::current());
@@ -517,7 +532,7 @@ impl NbdServer {
                         seat.seat(seated);
                         self.count(ServerEvent::Connection);
                         pause = PAUSE_MIN;
-                        if self.state(ServerState::Up) {
+                        if self.note(ServerState::Up) {
                             tell(format_args!("{} answers again", self.address));
                         }
                         continue;
@@ -525,7 +540,7 @@ impl NbdServer {
                     Ok(None) => return self.give_up(tell),
                     Err(error) => {
                         pause = (pause * 2).min(PAUSE_MAX);
-                        if self.state(ServerState::Lost) {
+                        if self.note(ServerState::Lost) {
                             tell(format_args!("{} is lost: {error}", self.address));
                         }
                     }
@@ -539,11 +554,17 @@ impl NbdServer {
                 }
             }
             let is_up = asked.is_none() && self.has_others;
-            let more = if is_up { copy() } else { None };
+            let more = if is_up { copy(&mut control) } else { None };
             std::thread::park_timeout(match asked {
                 Some(_) => pause,
                 None => more.unwrap_or(LOOK_EVERY),
             });
+        }
+        if self.is_taken() {
+            tell(format_args!(
+                "{} lacks something of the table, and is not used any more until that is opened again",
+                self.address
+            ));
         }
     }
 
@@ -575,7 +596,7 @@ impl NbdServer {
     }
 
     fn give_up(&self, tell: &Tell) {
-        self.state(ServerState::Taken);
+        self.note(ServerState::Taken);
         tell(format_args!(
             "{} is not used any more: its first block is not what this process wrote there, so that the export was \
              taken by another client, or its server began anew without the pages that it held",

@@ -39,7 +39,7 @@ use crate::seat::Seat;
 use crate::server::{NbdServer, ServerEvent};
 use crate::shared::ServerSet;
 use crate::sys::{self, Awaited, IoSlice, WaitTerm};
-use crate::table_blocks::TableBlocks;
+use crate::table_copies::{Agreed, Servers, each};
 use crate::wire::NbdCommand;
 use std::io;
 use std::sync::Arc;
@@ -60,15 +60,14 @@ const STALL_PART: u32 = 4;
 /// Pause of a table's user between two looks for a connection.
 const CONNECTION_PAUSE: Duration = Duration::from_millis(1);
 
-/// A set of servers.
-type Servers = u8;
-
 /// A request as one server has it.
 #[derive(Clone, Copy, Debug)]
 struct AtServer {
     since: Instant,
     /// The server's life in which it was done.
     life: u32,
+    /// Number of the witness of a table's server when it was begun.
+    witness: u32,
 }
 
 /// A request between `push` and its end.
@@ -87,9 +86,9 @@ struct NbdRequest {
     tried: Servers,
     /// Servers that may write it later.
     late: Servers,
-    /// Number of the table's witness when it was begun.
-    witness: u32,
     errno: i32,
+    /// A table's write that servers have done, which is to be reported when it is recorded that others are left out.
+    is_held: bool,
     /// Its end is known: what is still under way is of no use.
     is_over: bool,
 }
@@ -106,8 +105,8 @@ impl NbdRequest {
             done: 0,
             tried: 0,
             late: 0,
-            witness: 0,
             errno: libc::ENOTCONN,
+            is_held: false,
             is_over: false,
         }
     }
@@ -195,7 +194,7 @@ impl NbdRequests {
     fn new(depth: usize, servers: usize, buffers_max: usize) -> NbdRequests {
         let numbers = NbdRequests::numbers(depth, servers);
         let idle = NbdRequest { is_over: true, ..NbdRequest::new(0, true, 0, 0) };
-        let at_server = AtServer { since: Instant::now(), life: 0 };
+        let at_server = AtServer { since: Instant::now(), life: 0, witness: 0 };
         NbdRequests {
             depth,
             pending: vec![idle; numbers].into(),
@@ -331,13 +330,22 @@ impl SetQueue {
         true
     }
 
-    /// Waits for the connection of a table, once: its users do not try again by themselves.
+    /// Waits for the connections of a table, once: its users do not try again by themselves, and a server that misses a
+    /// write is left out.
     fn await_connection(&mut self, is_read: bool) {
-        let (mut term, line) = (WaitTerm::within(self.shared.wait_max()), &mut self.lines[0]);
-        while self.shared.table().is_some() {
-            let is_ready = line.is_ready() && (is_read || line.server.may_write(Instant::now()));
-            let is_over = term.left().is_zero() || line.server.is_taken();
-            if is_ready || is_over || self.has_waited {
+        let (mut term, shared) = (WaitTerm::within(self.shared.wait_max()), &self.shared);
+        while let Some(table) = shared.table() {
+            let wanted = if is_read { table.copies().whole() } else { table.copies().members() };
+            let (mut ready, mut missed) = (0, 0);
+            for at in each(wanted).filter(|at| !shared.servers()[*at].is_taken()) {
+                let line = &mut self.lines[at];
+                let is_ready =
+                    line.is_ready() && (is_read || line.server.may_write(Instant::now()));
+                *(if is_ready { &mut ready } else { &mut missed }) += 1;
+            }
+            let is_ready = ready > 0 && (is_read || missed == 0);
+            let is_over = missed == 0 || term.left().is_zero();
+            if is_ready || is_over || ready == 0 && self.has_waited {
                 self.has_waited = !is_ready;
                 return;
             }
@@ -347,7 +355,7 @@ impl SetQueue {
 
     /// Sends a read to the next server; returns whether there is one.
     fn start_read(&mut self, index: usize, now: Instant) -> bool {
-        let stall = self.shared.stall();
+        let (stall, whole) = (self.shared.stall(), self.shared.whole());
         let pending = self.requests.pending[index];
         let (offset, len) = pending.range();
         let recent = &mut self.recent[(offset >> 12) as usize % RECENT];
@@ -359,6 +367,7 @@ impl SetQueue {
             let bit = 1 << at;
             // In this order: a connection to one that began anew is there after it was noted what that lacks.
             let is_able = pending.tried & bit == 0
+                && whole & bit != 0
                 && line.is_ready()
                 && !line.server.lacking.has_any(offset, len);
             // What is read again may have been damaged there: the nearest of the others.
@@ -385,11 +394,12 @@ impl SetQueue {
         let Ok(is_copied) = self.shared.begin_write(offset, len) else {
             return self.requests.end(index, Ending::Late);
         };
-        self.requests.pending[index].witness = self.shared.table().map_or(0, TableBlocks::witness);
         let started = self.requests.pending[index].started;
         for (at, line) in self.lines.iter_mut().enumerate() {
             if is_copied != Some(at) && line.server.may_write(started) && line.is_ready() {
                 self.requests.pending[index].at |= 1 << at;
+                self.requests.at_server(index, at).witness =
+                    self.shared.table().map_or(0, |table| table.witness(at));
                 line.start(index, NbdCommand::Write, offset, len as u32);
             }
         }
@@ -455,6 +465,11 @@ impl SetQueue {
         self.hedge(now);
         self.give_up_old(now);
         self.look_at_news();
+        for index in 0..self.requests.pending.len() {
+            if self.requests.pending[index].is_held {
+                self.end_write(index);
+            }
+        }
     }
 
     /// Gives connections up on which a request is not answered although others are.
@@ -569,9 +584,9 @@ impl SetQueue {
         let server = &self.lines[at].server;
         if end == FlightEnd::Done
             && !pending.is_over
-            && let Some(blocks) = self.shared.table()
+            && let Some(table) = self.shared.table()
             // SAFETY: until its end is reported the caller of `push` leaves the buffers to the request.
-            && !unsafe { blocks.check(pending.offset, self.requests.vectors.from(index, 0)) }
+            && !unsafe { table.blocks().check(pending.offset, self.requests.vectors.from(index, 0)) }
         {
             (end, pending.errno) = (FlightEnd::Refused(libc::EBADMSG), libc::EBADMSG);
             server.count(ServerEvent::Error);
@@ -632,39 +647,69 @@ impl SetQueue {
     fn settle_write(&mut self, index: usize) {
         let mut pending = self.requests.pending[index];
         let (offset, len) = pending.range();
-        if self.lines[0].server.has_others() {
-            // One that began anew while others were not through has lost it.
-            for (at, line) in self.lines.iter().enumerate() {
-                let is_done = pending.done & 1 << at != 0;
-                let life = self.requests.at_server(index, at).life;
-                if is_done && !line.server.note_written(life, offset, len) {
-                    pending.done &= !(1 << at);
-                }
+        let (table, has_others) = (self.shared.table(), self.lines[0].server.has_others());
+        if let Some(table) = table
+            && pending.done != 0
+        {
+            // SAFETY: until its end is reported the caller of `push` leaves the buffers as they are.
+            unsafe { table.blocks().written(offset, len, self.requests.vectors.from(index, 0)) }
+        }
+        for (at, line) in self.lines.iter().enumerate() {
+            let AtServer { life, witness, .. } = *self.requests.at_server(index, at);
+            // One that began anew while others were not through has lost it. Who has changed the witness does not know of
+            // this write, or will look at it.
+            let is_done = pending.done & 1 << at != 0;
+            if is_done
+                && (has_others && !line.server.note_written(life, offset, len)
+                    || table.is_some_and(|table| table.witness(at) != witness))
+            {
+                pending.done &= !(1 << at);
+                pending.errno = libc::ECONNRESET;
             }
+        }
+        let whole = self.shared.whole();
+        // What no whole server has done is not what others are to have.
+        let lack = if pending.done & whole != 0 { !pending.done } else { !whole };
+        if has_others && (pending.done != 0 || table.is_some()) {
             // Invariant 2: before the end is reported.
-            let lines = self.lines.iter().enumerate().filter(|_| pending.done != 0);
-            for (_, line) in lines.filter(|(at, _)| pending.done & 1 << at == 0) {
+            let lines = self.lines.iter().enumerate();
+            for (_, line) in lines.filter(|(at, _)| lack & 1 << at != 0) {
                 line.server.lacking.insert(offset, len);
             }
         }
-        if let Some(blocks) = self.shared.table() {
-            if pending.done != 0 {
-                // SAFETY: until its end is reported the caller of `push` leaves the buffers as they are.
-                unsafe { blocks.written(offset, len, self.requests.vectors.from(index, 0)) }
-                // Afterwards: who has changed it does not know of this write, or will look at it.
-                if blocks.witness() != pending.witness {
-                    (pending.done, pending.errno) = (0, libc::ECONNRESET);
-                    blocks.doubt(offset, len);
-                }
-            } else if pending.late != 0 || pending.errno != libc::ENOTCONN {
-                blocks.doubt(offset, len); // It was sent.
+        if let Some(table) = table {
+            // A copy that does not count yet.
+            for at in each(pending.late & !table.copies().members()) {
+                table.leave(at);
+            }
+        }
+        self.requests.pending[index] = pending;
+        self.end_write(index);
+    }
+
+    /// Ends a write, unless it is to be recorded first that servers miss it.
+    fn end_write(&mut self, index: usize) {
+        let pending = &mut self.requests.pending[index];
+        let (offset, len) = pending.range();
+        let (mut is_done, mut late) = (pending.done != 0, pending.late);
+        if let Some(table) = self.shared.table() {
+            let agreed = table.agree(pending.done);
+            pending.is_held =
+                agreed == Agreed::Waiting && pending.started.elapsed() < self.shared.repeat_max();
+            if pending.is_held {
+                return;
+            }
+            is_done = agreed == Agreed::Done;
+            late &= table.copies().members();
+            if !is_done && (pending.done | pending.late != 0 || pending.errno != libc::ENOTCONN) {
+                table.doubt(offset, len); // It was sent.
             }
         }
         self.shared.end_write(offset, len);
-        let ending = match pending {
-            NbdRequest { done: 1.., .. } => Ending::Done,
-            NbdRequest { late: 1.., .. } => Ending::Late,
-            NbdRequest { errno, .. } => Ending::Failed(errno),
+        let ending = match late {
+            _ if is_done => Ending::Done,
+            0 => Ending::Failed(pending.errno),
+            _ => Ending::Late,
         };
         self.requests.end(index, ending);
     }
@@ -682,7 +727,8 @@ impl SetQueue {
     /// How long requests may be waited for before the health of connections is looked at; `None`: none is under way.
     pub(crate) fn look_every(&self) -> Option<Duration> {
         let is_busy = self.lines.iter().any(|line| !line.link.is_idle());
-        is_busy.then(|| self.shared.look_every())
+        let is_held = || self.requests.pending.iter().any(|request| request.is_held);
+        (is_busy || self.shared.table().is_some() && is_held()).then(|| self.shared.look_every())
     }
 
     /// The connections with requests under way.

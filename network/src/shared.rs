@@ -9,7 +9,9 @@ use crate::seat::Seat;
 use crate::server::{NbdServer, ServerEvent, run_with};
 use crate::sync::{AtomicBool, Ordering};
 use crate::sys::{IoSlice, WaitTerm};
-use crate::table_blocks::TableBlocks;
+use crate::table::Table;
+use crate::table_blocks::Compared;
+use crate::table_copies::Servers;
 use crate::wire::NbdCommand;
 use std::cell::UnsafeCell;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -103,8 +105,7 @@ pub(crate) struct ServerSet {
     copying: Copying,
     /// One server at a time gets what it missed.
     copier: Mutex<()>,
-    /// Of a table.
-    table: Option<TableBlocks>,
+    table: Option<Table>,
 }
 
 impl ServerSet {
@@ -122,13 +123,23 @@ impl ServerSet {
     }
 
     /// The set of a table.
-    pub(crate) fn with(self, blocks: TableBlocks) -> ServerSet {
-        ServerSet { table: Some(blocks), ..self }
+    pub(crate) fn with(self, table: Table) -> ServerSet {
+        ServerSet { table: Some(table), ..self }
     }
 
-    /// Knowledge of a table's blocks.
-    pub(crate) fn table(&self) -> Option<&TableBlocks> {
+    /// The table that it is a set of.
+    pub(crate) fn table(&self) -> Option<&Table> {
         self.table.as_ref()
+    }
+
+    /// Servers whose bytes are right where they lack none.
+    pub(crate) fn whole(&self) -> Servers {
+        self.table.as_ref().map_or(Servers::MAX, |table| table.copies().whole())
+    }
+
+    /// Servers that each write must reach.
+    pub(crate) fn members(&self) -> Servers {
+        self.table.as_ref().map_or(Servers::MAX, |table| table.copies().members())
     }
 
     /// The turn of a thread that gives a server what it missed.
@@ -173,7 +184,10 @@ impl ServerSet {
 
     /// See [`Copying::begin_write`].
     pub(crate) fn begin_write(&self, offset: u64, len: u64) -> Result<Option<usize>, Barred> {
-        let is_barred = || self.servers.iter().any(|server| server.barred.has_any(offset, len));
+        // No write is sent to one that is not used any more.
+        let bars =
+            |server: &Arc<NbdServer>| !server.is_taken() && server.barred.has_any(offset, len);
+        let is_barred = || self.servers.iter().any(bars);
         match self.servers.len() {
             1 if is_barred() => Err(Barred),
             1 => Ok(None),
@@ -184,6 +198,14 @@ impl ServerSet {
     pub(crate) fn end_write(&self, offset: u64, len: u64) {
         if self.servers.len() > 1 {
             self.copying.end_write(offset, len);
+        }
+    }
+
+    /// A write or a trim may come late to a server. One of several that hold a table is not used any more.
+    pub(crate) fn bar(&self, at: usize, offset: u64, len: u64) {
+        self.servers[at].barred.insert(offset, len);
+        if let Some(table) = &self.table {
+            table.leave(at);
         }
     }
 
@@ -254,7 +276,7 @@ impl ServerSet {
     pub(crate) fn read_now(&self, at: usize, offset: u64, into: IoSlice) -> FlightEnd {
         let len = into.len() as u32;
         let lacks = || self.servers[at].lacking.has_any(offset, len.into());
-        if lacks() {
+        if lacks() || self.whole() >> at & 1 == 0 {
             return FlightEnd::Unsent;
         }
         match self.exchange(at, NbdCommand::Read, offset, into, len) {
@@ -280,9 +302,18 @@ impl ServerSet {
         };
         let slice = IoSlice::new(buffer.as_mut_ptr(), buffer.len()).part(0, len as usize);
         let life = target.life();
+        // SAFETY: the buffer is the caller's alone, and only filled by `read_now`, which has ended by then.
+        let bytes = || unsafe { slice.bytes() };
+        let is_wrong = || match &self.table {
+            Some(table) => table.blocks().compare(offset, bytes()) == Compared::Wrong,
+            None => false,
+        };
         self.copying.copy(to, offset, len, &target.lacking, || {
             for source in (0..self.servers.len()).filter(|at| *at != to) {
-                if self.read_now(source, offset, slice) != FlightEnd::Done {
+                if self.read_now(source, offset, slice) != FlightEnd::Done
+                    || is_wrong()
+                    || !target.may_write(Instant::now())
+                {
                     continue;
                 }
                 match self.exchange(to, NbdCommand::Write, offset, slice, len as u32) {
@@ -290,7 +321,7 @@ impl ServerSet {
                         target.count_copied(len);
                         return true;
                     }
-                    FlightEnd::Lost => target.barred.insert(offset, len),
+                    FlightEnd::Lost => self.bar(to, offset, len),
                     _ => {}
                 }
                 return false;

@@ -1,4 +1,4 @@
-//! An export that holds a table: bytes that outlive the process, and whose places are fixed.
+//! Exports that hold a table: bytes that outlive the process, and whose places are fixed.
 //!
 //! The first block is the mark: where the table lies, and which run of which process has it open. The second is the beat,
 //! which this run writes anew every second.
@@ -46,20 +46,27 @@
 //!   watched --FLUSH refused, or the connection breaks meanwhile--> lost
 //! ```
 //! The last is what Linux does to programs: an error of `fsync(2)` is told once, and a second FLUSH would succeed.
+//!
+//! # Copies
+//! Several servers hold the same, and each has all of the above. Where one server would be lost, or has a write late, it is
+//! left out of the set instead, unless it is the last: see [`table_copies`](crate::table_copies).
 
 use crate::address::{NetworkError, ServerList};
+use crate::blocks::BLOCK;
 use crate::lease::{LEASE, beat_of};
 use crate::link::{BufferTable, FlightEnd, Link};
-use crate::server::{NbdServer, run_to_end, run_with};
+use crate::server::{NbdServer, ServerState, run_to_end, run_with};
 use crate::server_mark::{MARK_LEN, block_of};
-use crate::shared::ServerSet;
-use crate::sync::{AtomicU32, Ordering};
+use crate::sync::{AtomicBool, AtomicU32, Ordering};
 use crate::sys::WaitTerm;
 use crate::table_blocks::{Compared, TableBlocks};
+use crate::table_copies::{
+    Agreed, ChosenCopies, CopyRecord, FoundCopy, Servers, SetRecord, TableCopies, choose, each,
+};
 use crate::wire::NbdCommand;
 use std::io;
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long an opener waits for another one that has seen the table closed, too.
@@ -68,6 +75,8 @@ const SETTLE: Duration = Duration::from_millis(250);
 const LOOK_PAUSE: Duration = Duration::from_millis(100);
 /// A server that has not flushed by then counts as lost.
 const FLUSH_MAX: Duration = Duration::from_secs(60);
+/// Pause of a flush between two looks whether the set is recorded.
+const RECORD_PAUSE: Duration = Duration::from_millis(2);
 /// Bytes that are read at a time to find out whether a server still has them.
 const CHECK_LEN: u64 = 64 << 10;
 /// Pause before a block is read again that is being written.
@@ -80,6 +89,7 @@ const HEAD_LEN: usize = 2 * MARK_LEN;
 /// The first block of a table's export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct TableMark {
+    set: SetRecord,
     /// The table's bytes.
     pages: Range<u64>,
     /// Random number of the process that had it open last.
@@ -91,9 +101,10 @@ struct TableMark {
 
 impl TableMark {
     fn bytes(&self) -> [u8; MARK_LEN] {
-        let TableMark { pages: Range { start, end }, run, is_open, quiet } = self;
+        let TableMark { set, pages: Range { start, end }, run, is_open, quiet } = self;
         let (state, quiet) = (if *is_open { "open" } else { "closed" }, quiet.as_millis());
-        let text = format!("{MARK_START}{start} to {end} {state} by run {run} quiet {quiet} ms\n");
+        let text =
+            format!("{MARK_START}{start} to {end} {state} by run {run} quiet {quiet} ms {set}\n");
         block_of(text.as_bytes())
     }
 
@@ -102,10 +113,13 @@ impl TableMark {
         let line =
             block.strip_prefix(MARK_START.as_bytes())?.split(|byte| *byte == b'\n').next()?;
         let words: Vec<&str> = std::str::from_utf8(line).ok()?.split(' ').collect();
-        let [start, "to", end, state, "by", "run", run, "quiet", quiet, "ms"] = words[..] else {
+        let [start, "to", end, state, "by", "run", run, "quiet", quiet, "ms", ref set @ ..] =
+            words[..]
+        else {
             return None;
         };
         let mark = TableMark {
+            set: SetRecord::parse(set)?,
             pages: start.parse().ok()?..end.parse().ok()?,
             run: run.parse().ok()?,
             is_open: state == "open",
@@ -117,7 +131,7 @@ impl TableMark {
 }
 
 /// Mark and beat.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct TableHead(Vec<u8>);
 
 impl TableHead {
@@ -148,14 +162,40 @@ impl TableHead {
     }
 }
 
-/// A table's export, as its client has it.
+/// A server of a table, as its client has it.
+#[derive(Debug)]
+struct TableServer {
+    server: Arc<NbdServer>,
+    witness: Mutex<Link>,
+    /// Number of the present witness. What was sent under another one may have been answered by a server that has restarted
+    /// since, after a flush has looked at all that was known to be written.
+    witnesses: AtomicU32,
+    /// The head that was found.
+    found: Mutex<Option<TableHead>>,
+    has_taken: AtomicBool,
+}
+
+/// A table, as its client has it.
 #[derive(Debug)]
 pub(crate) struct Table {
-    witness: Mutex<Link>,
-    /// The mark that was found, and since the table was taken the one that was written.
+    blocks: TableBlocks,
+    copies: TableCopies,
+    servers: Box<[TableServer]>,
+    capacity: u64,
+    /// A connection is given up after this long without a byte, and another one takes this long at most.
+    stall: Duration,
+    wait_max: Duration,
+    /// Servers that do not answer.
+    absent: Vec<NetworkError>,
+    /// Copies that count need not answer.
+    may_miss: bool,
+    /// The mark that this process writes; each server's differs by its set.
     mark: Mutex<Option<TableMark>>,
+    flusher: Mutex<()>,
     /// Why no flush succeeds any more; 0: one may.
     lost: AtomicU32,
+    /// A write has failed that one copy may have, and another one not.
+    is_unequal: AtomicBool,
 }
 
 fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -165,37 +205,88 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Table {
     /// Checks that servers can hold a table.
     pub(crate) fn check(list: &ServerList) -> Result<(), NetworkError> {
-        let ServerList { addresses, parity, text, .. } = list;
-        if *parity > 0 {
-            let reason = "has parity, of which only this process would know where it is: leave `parity` out, and name one \
-                          server, which may keep parity itself";
-            return Err(NetworkError::new(text, reason));
-        }
-        if let [_, second, ..] = &addresses[..] {
-            let reason = "is the second server of a table, which lies on one: leave it out, and have the server keep \
-                          copies (RAID, Ceph)";
-            return Err(NetworkError::new(second, reason));
+        if list.parity > 0 {
+            let reason = "has parity, of which only this process would know where it is: leave `parity` out, and name \
+                          two or three servers, which hold copies";
+            return Err(NetworkError::new(&list.text, reason));
         }
         Ok(())
     }
 
-    pub(crate) fn new(server: &NbdServer) -> Table {
-        Table {
+    /// A table on servers that answer within these times.
+    pub(crate) fn new(
+        list: &ServerList,
+        servers: &[Arc<NbdServer>],
+        (capacity, stall, wait_max): (u64, Duration, Duration),
+        absent: Vec<NetworkError>,
+    ) -> Table {
+        let server = |server: &Arc<NbdServer>| TableServer {
+            server: Arc::clone(server),
             witness: Mutex::new(server.link(1)),
+            witnesses: AtomicU32::new(0),
+            found: Mutex::default(),
+            has_taken: AtomicBool::new(false),
+        };
+        Table {
+            blocks: TableBlocks::new(capacity),
+            copies: TableCopies::new(),
+            servers: servers.iter().map(server).collect(),
+            capacity,
+            stall,
+            wait_max,
+            absent,
+            may_miss: list.copies > 0,
             mark: Mutex::default(),
+            flusher: Mutex::default(),
             lost: AtomicU32::new(0),
+            is_unequal: AtomicBool::new(false),
         }
     }
 
-    pub(crate) fn find(
-        &self,
-        set: &ServerSet,
-        server: &NbdServer,
-    ) -> Result<Option<Range<u64>>, String> {
+    /// Knowledge of its blocks.
+    pub(crate) fn blocks(&self) -> &TableBlocks {
+        &self.blocks
+    }
+
+    /// Knowledge of its copies.
+    pub(crate) fn copies(&self) -> &TableCopies {
+        &self.copies
+    }
+
+    /// The first server that does not answer.
+    pub(crate) fn absent(&self) -> Option<&NetworkError> {
+        self.absent.first()
+    }
+
+    // Opening.
+
+    pub(crate) fn find(&self) -> Result<Option<Range<u64>>, NetworkError> {
+        let numbers = 0..self.servers.len();
+        let looked: Vec<_> = std::thread::scope(|scope| {
+            let look = |at: usize| scope.spawn(move || self.find_one(at));
+            let looks: Vec<_> = numbers.clone().map(look).collect();
+            looks.into_iter().map(|look| look.join().expect("it does not panic")).collect()
+        });
+        for (at, looked) in looked.into_iter().enumerate() {
+            let head =
+                looked.map_err(|why| NetworkError::new(self.servers[at].server.address(), why))?;
+            *lock(&self.servers[at].found) = Some(head);
+        }
+        let chosen = self.choose(1)?;
+        if chosen.is_none()
+            && let Some(absent) = self.absent.first()
+        {
+            return Err(absent.clone());
+        }
+        let newest = chosen.and_then(|chosen| each(chosen.members).next());
+        Ok(newest.and_then(|at| Some(self.found(at)?.pages)))
+    }
+
+    fn find_one(&self, at: usize) -> Result<TableHead, String> {
         let failed = |error: io::Error| format!("cannot be read: {error}");
-        let mut link = lock(&self.witness);
-        server.attach(&mut link, set.wait_max()).map_err(failed)?;
-        let mut read = || TableHead::read(&mut link, &mut WaitTerm::within(set.wait_max()));
+        let mut link = lock(&self.servers[at].witness);
+        self.servers[at].server.attach(&mut link, self.wait_max).map_err(failed)?;
+        let mut read = || TableHead::read(&mut link, &mut WaitTerm::within(self.wait_max));
         let mut head = read().map_err(failed)?;
         let (mut start, mut has_changed) = (Instant::now(), false);
         while !head.is_closed() && start.elapsed() < head.mark().map_or(LEASE, |mark| mark.quiet) {
@@ -210,41 +301,100 @@ impl Table {
             }
             head = next;
         }
-        let mark = head.mark();
-        if mark.as_ref().is_some_and(|mark| mark.pages.end > set.capacity()) {
-            return Err(format!("is short: {} bytes of a table that had more", set.capacity()));
+        if head.mark().is_some_and(|mark| mark.pages.end > self.capacity) {
+            return Err(format!("is short: {} bytes of a table that had more", self.capacity));
         }
-        lock(&self.mark).clone_from(&mark);
-        Ok(mark.map(|mark| mark.pages))
+        Ok(head)
     }
 
-    /// Looks for the mark that was found from now on.
-    pub(crate) fn read(&self, server: &NbdServer) {
-        if let Some(mark) = lock(&self.mark).take() {
-            server.set_mark(&mark.bytes());
-        }
+    /// The mark that was found.
+    fn found(&self, at: usize) -> Option<TableMark> {
+        lock(&self.servers[at].found).as_ref()?.mark()
     }
 
-    pub(crate) fn take(
-        &self,
-        set: &ServerSet,
-        server: &NbdServer,
-        pages: Range<u64>,
-        run: u64,
-    ) -> Result<(), String> {
+    /// The copies that count, of those that were found.
+    fn choose(&self, id: u64) -> Result<Option<ChosenCopies>, NetworkError> {
+        let copy = |server: &TableServer| {
+            let head = lock(&server.found);
+            let (mark, is_closed) = (head.as_ref()?.mark()?, head.as_ref()?.is_closed());
+            Some(FoundCopy { record: mark.set, closed_by: is_closed.then_some(mark.run) })
+        };
+        let found: Vec<_> = self.servers.iter().map(copy).collect();
+        choose(&found, id, self.may_miss).map_err(|(at, why)| {
+            let absent = self.absent.iter().map(|error| format!("; {error}"));
+            NetworkError::new(
+                self.servers[at].server.address(),
+                absent.fold(why.to_owned(), |all, one| all + &one),
+            )
+        })
+    }
+
+    /// True if the server holds nothing of the table, which others hold.
+    pub(crate) fn is_empty(&self, at: usize) -> bool {
+        self.found(at).is_none() && (0..self.servers.len()).any(|at| self.found(at).is_some())
+    }
+
+    /// A server's content is gone: what was found there counts no more.
+    pub(crate) fn forget(&self, at: usize) {
+        *lock(&self.servers[at].found) = None;
+    }
+
+    /// Looks for the marks that were found from now on.
+    pub(crate) fn read(&self) -> Result<(), NetworkError> {
+        let Some(chosen) = self.choose(1)? else { return Ok(()) };
+        self.copies.begin(&chosen);
+        for (at, TableServer { server, .. }) in self.servers.iter().enumerate() {
+            match self.found(at).filter(|_| chosen.members >> at & 1 == 1) {
+                Some(mark) => server.set_mark(&mark.bytes()),
+                None => drop(server.note(ServerState::Taken)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the servers this process's, one after the other: of two that begin at the same time the first server has one.
+    pub(crate) fn take(&self, pages: Range<u64>, run: u64) -> Result<(), NetworkError> {
+        let all = self.servers.len();
+        let is_new = |at| CopyRecord { id: run.wrapping_add(at as u64).max(1), counted: 0 };
+        let new = || ChosenCopies {
+            table: run,
+            copies: std::array::from_fn(
+                |at| if at < all { is_new(at) } else { CopyRecord::default() },
+            ),
+            members: Servers::MAX >> (Servers::BITS as usize - all),
+        };
+        let chosen = self.choose(run)?.unwrap_or_else(new);
+        // First: a server that counts no copy and lacks nothing joins.
+        for at in each(!chosen.members).take_while(|at| *at < all) {
+            self.servers[at].server.lacking.insert(pages.start, pages.end - pages.start);
+        }
+        self.copies.begin(&chosen);
+        let quiet = LEASE.max(self.stall);
+        let mark = |set| TableMark { set, pages: pages.clone(), run, is_open: true, quiet };
+        for (at, TableServer { server, .. }) in self.servers.iter().enumerate() {
+            let failed = |why| NetworkError::new(server.address(), why);
+            // Together: a copy that is filled may join while others are being taken.
+            let (generation, set) = self.copies.record_of(at);
+            *lock(&self.mark) = Some(mark(set));
+            self.take_one(at, &mark(set)).map_err(failed)?;
+            self.copies.note_recorded(at, generation);
+        }
+        Ok(())
+    }
+
+    fn take_one(&self, at: usize, mark: &TableMark) -> Result<(), String> {
         let failed = |error: io::Error| format!("cannot be taken: {error}");
-        let term = || WaitTerm::within(set.wait_max());
-        let mut link = lock(&self.witness);
-        let before = lock(&self.mark).clone();
+        let term = || WaitTerm::within(self.wait_max);
+        let server = &self.servers[at].server;
+        let mut link = lock(&self.servers[at].witness);
+        let before = self.found(at);
         let start = Instant::now();
         let head = TableHead::read(&mut link, &mut term()).map_err(failed)?;
         // What was found, or the zeros that a creator has made of it.
         if head.mark().is_some_and(|mark| Some(mark) != before) {
             return Err("was opened by another process at the same time".to_owned());
         }
-        let quiet = LEASE.max(server.unacked_max());
-        let mark = TableMark { pages, run, is_open: true, quiet };
-        let own = TableHead([mark.bytes(), beat_of(run, 0)].concat());
+        let own = TableHead([mark.bytes(), beat_of(mark.run, 0)].concat());
         let mut bytes = own.0.clone();
         run_to_end(&mut link, NbdCommand::Write, 0, &mut bytes, &mut term()).map_err(failed)?;
         // One that has seen it closed as well, and was as quick, has written its mark by then. An owner that was taken for
@@ -256,7 +406,7 @@ impl Table {
             return Err("was opened by another process at the same time".to_owned());
         }
         server.set_mark(&own.0[..MARK_LEN]);
-        server.own(&mut link, run, &mut term()).map_err(failed)?;
+        server.own(&mut link, mark.run, &mut term()).map_err(failed)?;
         // What the last owner wrote and did not flush is read from now on, and is not known to be unflushed.
         match flush_on(&mut link) {
             FlightEnd::Done => {}
@@ -265,62 +415,178 @@ impl Table {
                 return Err(failed(io::ErrorKind::ConnectionAborted.into()));
             }
         }
-        *lock(&self.mark) = Some(mark);
+        self.servers[at].has_taken.store(true, Ordering::SeqCst);
         Ok(())
     }
 
+    // The set.
+
+    /// Leaves a server out; returns whether it is, which the last one never is.
+    pub(crate) fn leave(&self, at: usize) -> bool {
+        let is_left = self.copies.leave(at);
+        if is_left {
+            self.servers[at].server.note(ServerState::Taken);
+            self.wake();
+        }
+        is_left
+    }
+
+    fn wake(&self) {
+        self.servers.iter().for_each(|server| server.server.wake());
+    }
+
+    /// Leaves servers out that miss what others have done, which is to be reported when that is recorded.
+    pub(crate) fn agree(&self, done: Servers) -> Agreed {
+        loop {
+            match self.copies.agreed(done) {
+                Agreed::MissedBy(missed) => each(missed).for_each(|at| {
+                    self.leave(at);
+                }),
+                agreed => return agreed,
+            }
+        }
+    }
+
+    /// A write was sent and no copy that counts has done it.
+    pub(crate) fn doubt(&self, offset: u64, len: u64) {
+        self.blocks.doubt(offset, len);
+        self.is_unequal.store(true, Ordering::SeqCst);
+    }
+
+    /// Number of the server's present witness.
+    pub(crate) fn witness(&self, at: usize) -> u32 {
+        self.servers[at].witnesses.load(Ordering::SeqCst)
+    }
+
+    /// Records the present set in a server's mark, if that is due; by the server's tender.
+    pub(crate) fn record(&self, at: usize, control: &mut Link) {
+        let server = &self.servers[at].server;
+        if !self.servers[at].has_taken.load(Ordering::SeqCst)
+            || !self.copies.is_record_due(at)
+            || !control.is_usable() && server.attach(control, self.wait_max).is_err()
+        {
+            return;
+        }
+        let (generation, record) = self.copies.record_of(at);
+        let Some(mark) = lock(&self.mark).clone() else { return };
+        let bytes = TableMark { set: record, ..mark }.bytes();
+        let deadline = Instant::now() + self.stall.min(LEASE);
+        match server.replace_mark(control, &bytes, deadline) {
+            Ok(true) if flush_on(control) == FlightEnd::Done => {
+                self.copies.note_recorded(at, generation);
+                self.wake();
+            }
+            Ok(false) => {} // It was not written: again at the next look.
+            // It may be written later, over a later one.
+            Ok(true) | Err(_) => {
+                if !self.leave(at) {
+                    server.note(ServerState::Taken);
+                }
+            }
+        }
+    }
+
+    /// A server lacks nothing any more: it is to count. By its tender.
+    pub(crate) fn join(&self, at: usize) {
+        let lacks = || self.servers[at].server.lacking.next_run(0, BLOCK).is_some();
+        // Its witness has lived since before the first write: else some of them may be gone.
+        let mut link = lock(&self.servers[at].witness);
+        // Afterwards again: who writes without this server either sees that it counts, or is seen here.
+        if lacks() || !self.copies.join(at) {
+            return;
+        }
+        if lacks() || !link.is_usable() || flush_on(&mut link) != FlightEnd::Done {
+            self.leave(at);
+        }
+    }
+
     /// Makes durable what was written. `ENOTCONN` and `EAGAIN`: not now, but nothing is lost.
-    pub(crate) fn flush(&self, set: &ServerSet) -> Result<(), i32> {
-        let mut link = lock(&self.witness);
+    pub(crate) fn flush(&self) -> Result<(), i32> {
+        let _one = lock(&self.flusher);
         match self.lost.load(Ordering::SeqCst) {
             0 => {}
             errno => return Err(errno as i32),
         }
-        let flushed = flush_by(&mut link, set);
-        if let Err(errno) = flushed {
-            // The next flush does not rely on this connection, of which not all was looked at.
-            link.break_off(&mut |_, _| ());
-            if !matches!(errno, libc::ENOTCONN | libc::EAGAIN) {
-                self.lost.store(errno as u32, Ordering::SeqCst);
+        let turn = self.blocks.unflushed().begin();
+        for at in each(self.copies.members()) {
+            let mut link = lock(&self.servers[at].witness);
+            if let Err(errno) = self.flush_by(&mut link, at) {
+                // The next flush does not rely on this connection, of which not all was looked at.
+                link.break_off(&mut |_, _| ());
+                if self.leave(at) {
+                    continue;
+                }
+                if !matches!(errno, libc::ENOTCONN | libc::EAGAIN) {
+                    self.lost.store(errno as u32, Ordering::SeqCst);
+                }
+                return Err(errno);
             }
         }
-        flushed
+        // A copy that has joined meanwhile has flushed what was reported before that.
+        let mut term = WaitTerm::within(self.stall + self.wait_max);
+        while !self.copies.is_settled() {
+            let is_gone = |at: usize| self.servers[at].server.is_taken();
+            if term.left().is_zero()
+                || each(self.copies.members()).any(is_gone)
+            {
+                return Err(libc::ENOTCONN);
+            }
+            std::thread::sleep(RECORD_PAUSE);
+        }
+        self.blocks.unflushed().end(turn);
+        Ok(())
     }
 
-    /// Notes that the table is closed, unless a write may come late.
-    pub(crate) fn close(&self, set: &ServerSet) {
-        let server = &set.servers()[0];
-        let Some(mark) = lock(&self.mark).take().filter(|mark| mark.is_open) else { return };
-        let mut link = lock(&self.witness);
-        let may_close = server.may_be_closed_by(mark.run);
-        if may_close && (link.is_usable() || server.attach(&mut link, SETTLE).is_ok()) {
-            let mark = TableMark { is_open: false, ..mark };
-            // What fails here costs the next opener some seconds. The look before it is the lease of this write.
-            let deadline = Instant::now() + set.stall().min(LEASE);
-            let _ = server.replace_mark(&mut link, &mark.bytes(), deadline);
+    fn flush_by(&self, link: &mut Link, at: usize) -> Result<(), i32> {
+        let server = &self.servers[at].server;
+        if !link.is_usable() || !server.is_marked(link, &mut WaitTerm::within(self.stall))? {
+            let is_connected = server.attach(link, self.wait_max).is_ok();
+            if !is_connected {
+                return Err(if server.is_taken() { libc::EBUSY } else { libc::ENOTCONN });
+            }
+            self.servers[at].witnesses.fetch_add(1, Ordering::SeqCst);
+            check_unflushed(&self.blocks, self.stall, link)?;
         }
-        link.take_leave();
+        match flush_on(link) {
+            FlightEnd::Done => Ok(()),
+            FlightEnd::Unsent => Err(libc::ENOTCONN),
+            FlightEnd::Refused(_) | FlightEnd::Lost => Err(libc::EIO),
+        }
     }
-}
 
-fn flush_by(link: &mut Link, set: &ServerSet) -> Result<(), i32> {
-    let (server, blocks) = (&set.servers()[0], set.table().expect("of a table"));
-    let turn = blocks.unflushed().begin();
-    if !link.is_usable() || !server.is_marked(link, &mut WaitTerm::within(set.stall()))? {
-        let is_connected = server.attach(link, set.wait_max()).is_ok();
-        if !is_connected {
-            return Err(if server.is_taken() { libc::EBUSY } else { libc::ENOTCONN });
+    // Closing.
+
+    /// True if all copies that count hold the same, durably: else the next opener takes one of them. Tenders run meanwhile.
+    pub(crate) fn is_equal(&self) -> bool {
+        if lock(&self.mark).is_none() {
+            return false;
         }
-        blocks.change_witness();
-        check_unflushed(set, blocks, link)?;
+        let is_alone = || self.copies.members().is_power_of_two();
+        let is_flushed = || self.flush().is_ok() && self.copies.members() == self.copies.whole();
+        is_alone() || !self.is_unequal.load(Ordering::SeqCst) && is_flushed()
     }
-    match flush_on(link) {
-        FlightEnd::Done => {
-            blocks.unflushed().end(turn);
-            Ok(())
+
+    /// Notes on each server that the table is closed, unless a write may come late.
+    pub(crate) fn close(&self, is_equal: bool) {
+        let Some(mark) = lock(&self.mark).take() else { return };
+        let (members, servers) = (self.copies.members(), &self.servers);
+        let may_close = |at: usize| {
+            servers[at].has_taken.load(Ordering::SeqCst)
+                && servers[at].server.may_be_closed_by(mark.run)
+        };
+        let may_close_members = is_equal && each(members).all(may_close);
+        for (at, TableServer { server, witness, .. }) in servers.iter().enumerate() {
+            let mut link = lock(witness);
+            let may_close = if members >> at & 1 == 1 { may_close_members } else { may_close(at) };
+            if may_close && (link.is_usable() || server.attach(&mut link, SETTLE).is_ok()) {
+                let set_of = self.copies.record_of(at).1;
+                let mark = TableMark { set: set_of, is_open: false, ..mark.clone() };
+                // What fails here costs the next opener some seconds. The look before it is the lease of this write.
+                let deadline = Instant::now() + self.stall.min(LEASE);
+                let _ = server.replace_mark(&mut link, &mark.bytes(), deadline);
+            }
+            link.take_leave();
         }
-        FlightEnd::Unsent => Err(libc::ENOTCONN),
-        FlightEnd::Refused(_) | FlightEnd::Lost => Err(libc::EIO),
     }
 }
 
@@ -330,8 +596,8 @@ fn flush_on(link: &mut Link) -> FlightEnd {
 }
 
 /// Looks whether the server that `link` is connected to has what was written and not flushed. `ESTALE`: it has not.
-fn check_unflushed(set: &ServerSet, blocks: &TableBlocks, link: &mut Link) -> Result<(), i32> {
-    let anew = || WaitTerm::within(set.stall());
+fn check_unflushed(blocks: &TableBlocks, stall: Duration, link: &mut Link) -> Result<(), i32> {
+    let anew = || WaitTerm::within(stall);
     let (mut from, mut repeat) = (0, anew());
     while let Some((offset, len)) = blocks.unflushed().next_run(from, CHECK_LEN) {
         let mut bytes = vec![0; len as usize];
@@ -354,12 +620,27 @@ fn check_unflushed(set: &ServerSet, blocks: &TableBlocks, link: &mut Link) -> Re
 mod tests {
     use super::*;
 
+    fn longest() -> SetRecord {
+        let copies = [CopyRecord { id: u64::MAX, counted: (1 << 48) - 1 }; 4];
+        SetRecord { table: u64::MAX, own: u64::MAX, copies }
+    }
+
     #[test]
     fn marks_are_read_as_they_are_written_and_nothing_else_is() {
         let quiet = Duration::from_millis(3000);
         for is_open in [true, false] {
-            let mark = TableMark { pages: 1 << 20..u64::MAX, run: u64::MAX, is_open, quiet };
+            let mark = TableMark {
+                set: longest(),
+                pages: 1 << 20..u64::MAX,
+                run: u64::MAX,
+                is_open,
+                quiet,
+            };
             let bytes = mark.bytes();
+            assert!(
+                bytes[512..].iter().all(|byte| *byte == 0),
+                "a sector is written whole, or not"
+            );
             assert_eq!(TableMark::parse(&bytes), Some(mark.clone()));
             for at in [0, 20, 60, 400, MARK_LEN - 1] {
                 let mut wrong = bytes;
@@ -376,7 +657,8 @@ mod tests {
     fn a_closed_mark_counts_beside_its_own_runs_beat_only() {
         let head = |is_open, run| {
             let quiet = Duration::ZERO;
-            let mark = TableMark { pages: 1 << 20..2 << 20, run: 7, is_open, quiet };
+            let mark =
+                TableMark { set: longest(), pages: 1 << 20..2 << 20, run: 7, is_open, quiet };
             TableHead([mark.bytes(), beat_of(run, 3)].concat())
         };
         assert!(head(false, 7).is_closed());

@@ -18,14 +18,12 @@ pub(crate) struct TableBlocks {
     /// Sums of the blocks as they were read or written last; 0: unknown; 1: a write has failed that was sent.
     sums: Box<[AtomicU32]>,
     unflushed: Unflushed,
-    /// Number of the witness.
-    witness: AtomicU32,
 }
 
 impl TableBlocks {
     pub(crate) fn new(bytes: u64) -> TableBlocks {
         let sums = zeros((bytes / BLOCK) as usize);
-        TableBlocks { sums, unflushed: Unflushed::new(bytes), witness: AtomicU32::new(0) }
+        TableBlocks { sums, unflushed: Unflushed::new(bytes) }
     }
 
     fn sums(&self, offset: u64) -> impl Iterator<Item = &AtomicU32> {
@@ -72,17 +70,6 @@ impl TableBlocks {
     /// A write of a range has failed that may be done, in part, or come late: it is not read before it is written again.
     pub(crate) fn doubt(&self, offset: u64, len: u64) {
         self.set(offset, len, DOUBTFUL);
-    }
-
-    /// Number of the present witness. What was sent under another one may have been answered by a server that has restarted
-    /// since, after a flush has looked at all that was known to be written.
-    pub(crate) fn witness(&self) -> u32 {
-        self.witness.load(Ordering::SeqCst)
-    }
-
-    /// There is another witness; what was not flushed is looked at afterwards.
-    pub(crate) fn change_witness(&self) {
-        self.witness.fetch_add(1, Ordering::SeqCst);
     }
 
     pub(crate) fn unflushed(&self) -> &Unflushed {

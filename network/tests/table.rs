@@ -3,6 +3,8 @@
 #[path = "common/certificates.rs"]
 mod certificates;
 mod common;
+#[path = "table/copies.rs"]
+mod copies;
 
 use certificates::{Activated, Authority, nbdkit_tls};
 use common::{Announced, Dice, PATIENCE, Page, Plan, READ, TRIM, TestServer, WRITE, push, run};
@@ -393,6 +395,17 @@ impl Volatile {
     }
 }
 
+/// The printed seed of a run.
+fn seed() -> u64 {
+    let seed = std::env::var("FARHEAP_TEST_SEED").ok().and_then(|text| text.parse().ok());
+    let seed = seed.unwrap_or_else(|| {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        now.expect("the clock is past 1970").as_nanos() as u64
+    });
+    println!("FARHEAP_TEST_SEED={seed}");
+    seed
+}
+
 const BLOCKS: u64 = 16;
 const ROUNDS: u64 = 6;
 
@@ -402,13 +415,7 @@ struct Allowed(Vec<u8>);
 
 #[test]
 fn what_a_flush_has_promised_outlives_the_servers_power_and_nothing_stale_is_read() {
-    let seed = std::env::var("FARHEAP_TEST_SEED").ok().and_then(|text| text.parse().ok());
-    let seed = seed.unwrap_or_else(|| {
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        now.expect("the clock is past 1970").as_nanos() as u64
-    });
-    println!("FARHEAP_TEST_SEED={seed}");
-    let mut dice = Dice(seed);
+    let mut dice = Dice(seed());
     let (mut flushes, mut losses, mut stale) = (0, 0, 0);
     for round in 0..ROUNDS {
         let volatile = Volatile::start();

@@ -87,12 +87,17 @@ impl NetworkStore {
         let pages = if let (Use::NewTable { .. }, Some(capacity)) = (what, capacity) {
             let margin = pages_within(client.capacity(), true, capacity).start;
             client.require(capacity.0.saturating_add(2 * margin)).map_err(unusable)?;
-            take(&client, 0, what, &[])?;
+            (0..servers.addresses.len()).try_for_each(|at| take(&client, at, what, &[]))?;
             margin..margin + capacity.0
         } else {
             let missing = "holds no table; `create` makes a new one";
             found.ok_or_else(|| refused(Path::new(&servers.text), missing))?
         };
+        // A copy that is new.
+        let empty = client.empty_servers().filter(|_| what == Use::OldTable);
+        for at in empty.collect::<Vec<_>>() {
+            take(&client, at, Use::NewTable { overwrite: false }, &[])?;
+        }
         let run = if what == Use::Reading { None } else { Some(sys::random_u64()?) };
         client.take_table(pages.clone(), run).map_err(unusable)?;
         Ok(NetworkStore::new(client, pages, &servers.text))

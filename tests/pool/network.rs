@@ -108,12 +108,59 @@ fn what_cannot_hold_a_table_is_refused_with_what_to_do() {
     let (_server, address) = server();
     for (name, capacity, part) in [
         (format!("{address},{address},{address}?parity=1"), CAPACITY, "leave `parity` out"),
-        (format!("{address},nbd://127.0.0.1:1/y"), CAPACITY, "is the second server of a table"),
+        (format!("{address},{address}"), CAPACITY, "is named twice"),
+        (format!("{address},nbd://127.0.0.1:1/y"), CAPACITY, "cannot be used"),
         (address, ByteCount::mib(16), "are needed; use less of it"),
     ] {
         let error = open_error(config().create(name, capacity, &manager()));
         assert!(error.contains(part), "{error}");
     }
+}
+
+#[test]
+fn a_table_on_two_servers_outlives_each_of_them_and_takes_a_new_one() {
+    let [(a, first), (b, second), (c, third)] = [(); 3].map(|()| server());
+    let both = format!("{first},{second}");
+    let pool = config().create(&both, CAPACITY, &manager()).expect("a new table");
+    let pages = fill(&pool);
+    pool.flush().expect("flushed");
+    b.control.kill(true);
+    refill(&pool, &pages, 1);
+    pool.flush().expect("the other one has it");
+    pool.evict_all().expect("evicted");
+    assert_holds(&pool, &pages, 1);
+    drop(pool);
+    b.control.revive();
+    let error = open_error(open(&second));
+    assert!(error.contains("may have gone on without it"), "{error}");
+    // An export with data is not overwritten, one that is empty becomes a copy.
+    let memory = c.control.memory();
+    c.control.set_memory(vec![b'x'; memory.len()]);
+    let new = format!("{first},{third}");
+    let error = open_error(open(&new));
+    assert!(error.contains("which would be lost"), "{error}");
+    c.control.set_memory(memory);
+    let pool = open(&new).expect("a copy, and a new one");
+    // The copies that count, as a server's mark has them.
+    let list = |memory: &[u8]| {
+        let mark = String::from_utf8_lossy(&memory[..4096]).into_owned();
+        mark.split_once(" of ").map(|(_, list)| list.to_owned())
+    };
+    let is_copied = || {
+        let [a, c] = [&a, &c].map(|server| server.control.memory());
+        a[8192..] == c[8192..] && list(&a) == list(&c)
+    };
+    until("it is copied", is_copied);
+    drop(pool);
+    until("both are closed", || {
+        String::from_utf8_lossy(&c.control.memory()[..4096]).contains(" closed by run ")
+    });
+    let pool = open(&new).expect("two copies");
+    a.control.kill(true);
+    assert_holds(&pool, &pages, 1);
+    refill(&pool, &pages, 2);
+    pool.flush().expect("flushed");
+    assert_holds(&pool, &pages, 2);
 }
 
 #[test]
