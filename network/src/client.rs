@@ -107,6 +107,9 @@ fn tend(set: &ServerSet, at: usize, tell: &Tell) {
             table.join(at);
         }
         let _one = set.turn();
+        if set.table().is_some_and(|table| !table.is_taken()) {
+            return None;
+        }
         let start = Instant::now();
         let next = set.copy_some(at, from, &mut buffer);
         from = next.unwrap_or(0);
@@ -416,7 +419,10 @@ impl Client {
                     }
                     FlightEnd::Refused(refused) => errno = refused,
                     FlightEnd::Lost => (is_away, errno) = (true, libc::ECONNRESET),
-                    FlightEnd::Unsent => is_away |= !set.servers()[at].is_taken(),
+                    FlightEnd::Unsent => {
+                        let is_whole = set.whole() >> at & 1 == 1;
+                        is_away |= is_whole && !set.servers()[at].is_taken();
+                    }
                 }
             }
             // A table's user does not try again by itself.
@@ -565,7 +571,7 @@ impl Drop for Client {
         let is_equal = self.table().is_some_and(Table::is_equal);
         self.all().for_each(|server| server.close());
         if let Some(table) = self.table() {
-            table.close(is_equal);
+            table.close(is_equal, || drop(self.sets[0].turn()));
         }
         if let Some(stripes) = &self.stripes {
             stripes.close();

@@ -240,7 +240,8 @@ impl ServerSet {
                         line.life = seated.life;
                     }
                     // Here, for a connection may have been waited for.
-                    if command == NbdCommand::Trim && !server.may_write(Instant::now()) {
+                    let is_change = matches!(command, NbdCommand::Trim | NbdCommand::Write);
+                    if is_change && server.has_lapsed() {
                         return Some(FlightEnd::Unsent);
                     }
                     line.vectors.set(0, std::iter::once(slice));

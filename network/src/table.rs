@@ -66,7 +66,7 @@ use crate::table_copies::{
 use crate::wire::NbdCommand;
 use std::io;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
 /// How long an opener waits for another one that has seen the table closed, too.
@@ -172,7 +172,6 @@ struct TableServer {
     witnesses: AtomicU32,
     /// The head that was found.
     found: Mutex<Option<TableHead>>,
-    has_taken: AtomicBool,
 }
 
 /// A table, as its client has it.
@@ -189,8 +188,9 @@ pub(crate) struct Table {
     absent: Vec<NetworkError>,
     /// Copies that count need not answer.
     may_miss: bool,
-    /// The mark that this process writes; each server's differs by its set.
-    mark: Mutex<Option<TableMark>>,
+    /// The mark that this process writes, from when all servers are its own until it closes the table; each server's differs
+    /// by its set. Records read it: none is written over the one that closes the table.
+    mark: RwLock<Option<TableMark>>,
     flusher: Mutex<()>,
     /// Why no flush succeeds any more; 0: one may.
     lost: AtomicU32,
@@ -225,7 +225,6 @@ impl Table {
             witness: Mutex::new(server.link(1)),
             witnesses: AtomicU32::new(0),
             found: Mutex::default(),
-            has_taken: AtomicBool::new(false),
         };
         Table {
             blocks: TableBlocks::new(capacity),
@@ -236,11 +235,19 @@ impl Table {
             wait_max,
             absent,
             may_miss: list.copies > 0,
-            mark: Mutex::default(),
+            mark: RwLock::default(),
             flusher: Mutex::default(),
             lost: AtomicU32::new(0),
             is_unequal: AtomicBool::new(false),
         }
+    }
+
+    fn mark(&self) -> RwLockReadGuard<'_, Option<TableMark>> {
+        self.mark.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn mark_to_change(&self) -> RwLockWriteGuard<'_, Option<TableMark>> {
+        self.mark.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Knowledge of its blocks.
@@ -352,7 +359,8 @@ impl Table {
         Ok(())
     }
 
-    /// Makes the servers this process's, one after the other: of two that begin at the same time the first server has one.
+    /// Makes the servers this process's, one after the other: of two that begin at the same time the first copy has one,
+    /// whatever order they are named in.
     pub(crate) fn take(&self, pages: Range<u64>, run: u64) -> Result<(), NetworkError> {
         let all = self.servers.len();
         let is_new = |at| CopyRecord { id: run.wrapping_add(at as u64).max(1), counted: 0 };
@@ -371,14 +379,28 @@ impl Table {
         self.copies.begin(&chosen);
         let quiet = LEASE.max(self.stall);
         let mark = |set| TableMark { set, pages: pages.clone(), run, is_open: true, quiet };
-        for (at, TableServer { server, .. }) in self.servers.iter().enumerate() {
-            let failed = |why| NetworkError::new(server.address(), why);
-            // Together: a copy that is filled may join while others are being taken.
-            let (generation, set) = self.copies.record_of(at);
-            *lock(&self.mark) = Some(mark(set));
-            self.take_one(at, &mark(set)).map_err(failed)?;
-            self.copies.note_recorded(at, generation);
+        let failed = |at: usize, why| NetworkError::new(self.servers[at].server.address(), why);
+        let mut order: Vec<usize> = (0..all).collect();
+        order.sort_unstable_by_key(|at| (self.found(*at).is_none(), chosen.copies[*at].id));
+        for &at in &order {
+            // Those that count keep the record that was found until all are taken: one that cannot take them all has not
+            // gone on without the others.
+            let found = self.found(at).filter(|_| chosen.members >> at & 1 == 1);
+            let set = found.map_or_else(|| self.copies.record_of(at).1, |mark| mark.set);
+            self.take_one(at, &mark(set)).map_err(|why| failed(at, why))?;
+            self.copies.note_recorded(at, set.generation());
         }
+        for &at in &order {
+            let set = self.copies.record_of(at).1;
+            self.record_by(at, &mut lock(&self.servers[at].witness), &mark(set));
+        }
+        if !self.copies.is_settled() {
+            return Err(failed(
+                order[0],
+                "cannot be taken: a server does not record it".to_owned(),
+            ));
+        }
+        *self.mark_to_change() = Some(mark(self.copies.record_of(0).1));
         Ok(())
     }
 
@@ -415,7 +437,6 @@ impl Table {
                 return Err(failed(io::ErrorKind::ConnectionAborted.into()));
             }
         }
-        self.servers[at].has_taken.store(true, Ordering::SeqCst);
         Ok(())
     }
 
@@ -458,21 +479,32 @@ impl Table {
         self.servers[at].witnesses.load(Ordering::SeqCst)
     }
 
+    /// True while all servers are this process's: none is filled from one that another process may still write.
+    pub(crate) fn is_taken(&self) -> bool {
+        self.mark().is_some()
+    }
+
     /// Records the present set in a server's mark, if that is due; by the server's tender.
     pub(crate) fn record(&self, at: usize, control: &mut Link) {
-        let server = &self.servers[at].server;
-        if !self.servers[at].has_taken.load(Ordering::SeqCst)
-            || !self.copies.is_record_due(at)
-            || !control.is_usable() && server.attach(control, self.wait_max).is_err()
+        if let Some(mark) = &*self.mark()
+            && self.copies.is_record_due(at)
+            && (control.is_usable()
+                || self.servers[at].server.attach(control, self.wait_max).is_ok())
         {
+            self.record_by(at, control, mark);
+        }
+    }
+
+    fn record_by(&self, at: usize, link: &mut Link, mark: &TableMark) {
+        if !self.copies.is_record_due(at) {
             return;
         }
-        let (generation, record) = self.copies.record_of(at);
-        let Some(mark) = lock(&self.mark).clone() else { return };
-        let bytes = TableMark { set: record, ..mark }.bytes();
+        let server = &self.servers[at].server;
+        let (generation, set) = self.copies.record_of(at);
+        let bytes = TableMark { set, ..mark.clone() }.bytes();
         let deadline = Instant::now() + self.stall.min(LEASE);
-        match server.replace_mark(control, &bytes, deadline) {
-            Ok(true) if flush_on(control) == FlightEnd::Done => {
+        match server.replace_mark(link, &bytes, deadline) {
+            Ok(true) if flush_on(link) == FlightEnd::Done => {
                 self.copies.note_recorded(at, generation);
                 self.wake();
             }
@@ -492,7 +524,7 @@ impl Table {
         // Its witness has lived since before the first write: else some of them may be gone.
         let mut link = lock(&self.servers[at].witness);
         // Afterwards again: who writes without this server either sees that it counts, or is seen here.
-        if lacks() || !self.copies.join(at) {
+        if !self.is_taken() || lacks() || !self.copies.join(at) {
             return;
         }
         if lacks() || !link.is_usable() || flush_on(&mut link) != FlightEnd::Done {
@@ -526,9 +558,7 @@ impl Table {
         let mut term = WaitTerm::within(self.stall + self.wait_max);
         while !self.copies.is_settled() {
             let is_gone = |at: usize| self.servers[at].server.is_taken();
-            if term.left().is_zero()
-                || each(self.copies.members()).any(is_gone)
-            {
+            if term.left().is_zero() || each(self.copies.members()).any(is_gone) {
                 return Err(libc::ENOTCONN);
             }
             std::thread::sleep(RECORD_PAUSE);
@@ -558,7 +588,7 @@ impl Table {
 
     /// True if all copies that count hold the same, durably: else the next opener takes one of them. Tenders run meanwhile.
     pub(crate) fn is_equal(&self) -> bool {
-        if lock(&self.mark).is_none() {
+        if !self.is_taken() {
             return false;
         }
         let is_alone = || self.copies.members().is_power_of_two();
@@ -567,13 +597,11 @@ impl Table {
     }
 
     /// Notes on each server that the table is closed, unless a write may come late.
-    pub(crate) fn close(&self, is_equal: bool) {
-        let Some(mark) = lock(&self.mark).take() else { return };
+    pub(crate) fn close(&self, is_equal: bool, await_copier: impl FnOnce()) {
+        let Some(mark) = self.mark_to_change().take() else { return };
+        await_copier(); // No copy begins from now on.
         let (members, servers) = (self.copies.members(), &self.servers);
-        let may_close = |at: usize| {
-            servers[at].has_taken.load(Ordering::SeqCst)
-                && servers[at].server.may_be_closed_by(mark.run)
-        };
+        let may_close = |at: usize| servers[at].server.may_be_closed_by(mark.run);
         let may_close_members = is_equal && each(members).all(may_close);
         for (at, TableServer { server, witness, .. }) in servers.iter().enumerate() {
             let mut link = lock(witness);

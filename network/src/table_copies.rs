@@ -95,7 +95,8 @@ impl SetRecord {
         self.copies.iter().find(|copy| copy.id == id).map(|copy| copy.counted)
     }
 
-    fn generation(&self) -> u64 {
+    /// The generation of the set in which the copy itself counted last; 0: it never did.
+    pub(crate) fn generation(&self) -> u64 {
         self.counted(self.own).unwrap_or(0)
     }
 }
@@ -177,12 +178,8 @@ pub(crate) fn choose(
         found.iter().enumerate().map(own).chain(record.copies.iter().filter(is_other).copied());
     let mut copies = CopyList::default();
     copies.iter_mut().zip(known).for_each(|(to, copy)| *to = copy);
-    let is_whole = is_clean && set().count() == members.count_ones() as usize;
-    Ok(Some(ChosenCopies {
-        table: record.table,
-        copies,
-        members: if is_whole { members } else { 1 << first },
-    }))
+    let members = if is_clean { members } else { 1 << first };
+    Ok(Some(ChosenCopies { table: record.table, copies, members }))
 }
 
 /// The present set, as a word.
@@ -420,6 +417,8 @@ mod tests {
         assert_eq!(members(&[alone, None]), Ok(0b1), "a new one is filled");
         assert_eq!(members(&[alone, copy(6, &[(5, 3), (6, 4)], Some(9))]), Err(SPLIT));
         assert_eq!(members(&[alone, copy(6, &[(5, 3), (6, 5)], Some(9))]), Err(SPLIT));
+        let third = |own, counted| copy(own, &[(5, 4), (6, 4), (7, counted)], Some(9));
+        assert_eq!(members(&[third(5, 4), third(6, 3), third(7, 4)]), Err(SPLIT), "others count");
         assert_eq!(members(&[alone, copy(7, &[(7, 2)], Some(9))]), Err(FORGOTTEN));
         assert_eq!(members(&[a, a]), Err(TWIN));
         assert_eq!(members(&[copy(6, &[(5, 3), (6, 0)], None)]), Err(PART));
@@ -707,7 +706,7 @@ mod models {
             may(|_| Happening::Close, Servers::from(is_idle));
             may(Happening::Record, of(&|at| copies.is_record_due(at)));
             may(Happening::Fill, if client.held.is_none() { away & client.lacking } else { 0 });
-            may(Happening::Join, away & !client.lacking);
+            may(Happening::Join, all & !copies.members() & !client.lacking);
             may(Happening::Late, of(&|at| self.servers[at].late.is_some()));
             match happenings[choices.pick(happenings.len())] {
                 Happening::Death => self.client = None,
@@ -724,7 +723,10 @@ mod models {
                     self.servers[at].content = self.servers[whole].content;
                     self.client.as_mut().expect("a client").lacking &= !(1 << at);
                 }
-                Happening::Join(at) => assert!(copies.join(at), "it was not left out"),
+                Happening::Join(at) => {
+                    let is_left_out = client.left_out >> at & 1 == 1;
+                    assert_eq!(copies.join(at), !is_left_out, "a late write is not known of");
+                }
                 Happening::Late(at) => {
                     self.servers[at].content = self.servers[at].late.take().expect("it is late");
                 }

@@ -90,7 +90,7 @@ impl NetworkStore {
             (0..servers.addresses.len()).try_for_each(|at| take(&client, at, what, &[]))?;
             margin..margin + capacity.0
         } else {
-            let missing = "holds no table; `create` makes a new one";
+            let missing = "holds no table, or one of another version; `create` makes a new one";
             found.ok_or_else(|| refused(Path::new(&servers.text), missing))?
         };
         // A copy that is new.

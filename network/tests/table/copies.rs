@@ -435,16 +435,80 @@ fn a_new_server_becomes_a_copy() {
 }
 
 #[test]
-fn several_owners_at_the_same_time_are_one_at_most() {
+fn no_server_is_filled_before_all_are_taken() {
     let servers = some(2);
     let list = list_of(&[&servers[0], &servers[1]]);
+    let client = open(&servers, 7);
+    servers[0].control.kill(true);
+    assert_eq!(write(&client, 1, 1), Ending::Done);
+    servers[0].control.revive();
+    drop(client);
+    // The one that is filled is the first to be taken. Its tender has turns while the other one still may be another's.
+    let (turns, is_taken) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+    let of_first = Arc::clone(&turns);
+    servers[0].control.plan(move |asked| {
+        let is_beat = asked.command == WRITE && asked.offset == MARK_LEN as u64;
+        of_first.fetch_add(u64::from(is_beat), Ordering::SeqCst);
+        Plan::Answer
+    });
+    let (of_second, too_soon) = (Arc::clone(&is_taken), Arc::new(AtomicBool::new(false)));
+    let seen = Arc::clone(&too_soon);
+    servers[1].control.plan(move |asked| {
+        let is_fill = asked.command == READ && asked.offset >= START;
+        seen.fetch_or(is_fill && !of_second.load(Ordering::SeqCst), Ordering::SeqCst);
+        if is_mark(asked) && !of_second.load(Ordering::SeqCst) { Plan::Await } else { Plan::Answer }
+    });
+    std::thread::scope(|scope| {
+        let opener = scope.spawn(|| open_within(&list, 8, DEADLINE * 20).expect("a table"));
+        until("turns of its tender", || turns.load(Ordering::SeqCst) >= 3);
+        is_taken.store(true, Ordering::SeqCst);
+        servers[1].control.let_go();
+        let client = opener.join().expect("an opener");
+        assert!(!too_soon.load(Ordering::SeqCst), "it was read while it was another's");
+        until("it is filled", || are_those(&servers, &[0, 1]) && block(&servers[0], 1) == 1);
+        drop(client);
+    });
+}
+
+#[test]
+fn who_cannot_take_all_servers_has_not_gone_on_without_the_others() {
+    for is_closed in [true, false] {
+        let servers = some(2);
+        let [a, b] = [&servers[0], &servers[1]];
+        let client = open(&servers, 7);
+        assert_eq!((write(&client, 1, 1), client.flush()), (Ending::Done, Ok(())));
+        if is_closed {
+            drop(client)
+        } else {
+            kill(client, &servers)
+        }
+        b.control.plan(|asked| if is_mark(asked) { Plan::Refuse(5) } else { Plan::Answer });
+        // The first copy is taken first, in whatever order they are named; if it was not closed, the first that is named counts.
+        let error = refused(&list_of(&if is_closed { [b, a] } else { [a, b] }));
+        assert!(error.contains("cannot be taken"), "{error}");
+        b.control.behave();
+        assert!(mark(a).contains(" open by run 99 ") && mark(b).contains(" by run 7 "));
+        assert_eq!((counted(a), counted(b)), (vec![1, 1], vec![1, 1]), "closed: {is_closed}");
+        // As its owner would, who was taken for dead.
+        let client = open_list(&format!("{}?copies=1", list_of(&[b])), 8).expect("alone");
+        assert_eq!(write(&client, 1, 2), Ending::Done);
+        drop(client);
+        let client = open(&servers, 9);
+        until("it is filled", || are_those(&servers, &[0, 1]) && block(a, 1) == 2);
+        drop(client);
+    }
+}
+
+#[test]
+fn several_owners_at_the_same_time_are_one_at_most() {
+    let servers = some(2);
+    drop(open(&servers, 99));
+    let lists = [list_of(&[&servers[0], &servers[1]]), list_of(&[&servers[1], &servers[0]])];
     let opened: Vec<_> = std::thread::scope(|scope| {
-        let openers: Vec<_> = (1..=3)
+        let openers: Vec<_> = (1..=4)
             .map(|run| {
-                scope.spawn({
-                    let list = &list;
-                    move || open_list(list, run)
-                })
+                let list = &lists[run as usize % 2];
+                scope.spawn(move || open_list(list, run))
             })
             .collect();
         openers.into_iter().map(|opener| opener.join().expect("an opener")).collect()
@@ -455,6 +519,8 @@ fn several_owners_at_the_same_time_are_one_at_most() {
         let mut queue = owner.open_queue(4).expect("a queue");
         assert_eq!(run(&mut queue, false, START, &mut Page::of(1, PAGE)), Ending::Done);
     }
+    drop(opened);
+    open(&servers, 100);
 }
 
 /// True if each copy that counts, by what servers have after a power cut, holds what it may.
