@@ -144,7 +144,7 @@ fn a_table_on_two_servers_outlives_each_of_them_and_takes_a_new_one() {
     // The copies that count, as a server's mark has them.
     let list = |memory: &[u8]| {
         let mark = String::from_utf8_lossy(&memory[..4096]).into_owned();
-        mark.split_once(" of ").map(|(_, list)| list.to_owned())
+        mark.split_once(" of ").map(|(_, list)| list.trim_end_matches('\0').to_owned())
     };
     let is_copied = || {
         let [a, c] = [&a, &c].map(|server| server.control.memory());
