@@ -1,6 +1,8 @@
-//! Forked children of a process whose device is slow or fails, at every state that a page can be in.
+//! Forked children of a process whose device is slow or fails, at every state that a page can be in. In processes of their
+//! own: while a child lives the kernel does not move what it shares, whatever test has it.
 #![expect(unsafe_code, reason = "forks, and gives far memory up")]
 
+use crate::common::child::alone;
 use crate::common::{bytes, seed, watchdog};
 use crate::harness::{
     DEADLINE, Far, HUNG, PAGE, check_page, config, fill_page, read_word, stamp, wait_until,
@@ -208,44 +210,50 @@ fn expect(far: &Far, pages: Range<usize>, holds: Content) {
 /// before, whose children read what was there.
 #[test]
 fn children_read_what_was_there_at_the_fork_and_zeros_where_it_was_dropped() {
-    let name = "forks::children_read_what_was_there_at_the_fork_and_zeros_where_it_was_dropped";
-    let _watchdog = watchdog(name, HUNG);
-    for State { name: state, pages, holds, enter } in STATES {
-        for (dropper, drop_content) in DROPPERS {
-            let case = format!("{state}, then {dropper}");
-            let Some(far) = far(&case, DEADLINE) else { return };
-            let pages = || pages.clone();
-            enter(&far, pages());
-            // In a child the device works: it has a copy of the plan.
-            let before = fork(|| {
+    alone("children_read_what_was_there_at_the_fork_and_zeros_where_it_was_dropped", || {
+        let name = "forks::children_read_what_was_there_at_the_fork_and_zeros_where_it_was_dropped";
+        let _watchdog = watchdog(name, HUNG);
+        for State { name: state, pages, holds, enter } in STATES {
+            for (dropper, drop_content) in DROPPERS {
+                let case = format!("{state}, then {dropper}");
+                let Some(far) = far(&case, DEADLINE) else { return };
+                let pages = || pages.clone();
+                enter(&far, pages());
+                // In a child the device works: it has a copy of the plan.
+                let before = fork(|| {
+                    far.control.heal();
+                    expect(&far, pages(), holds);
+                });
+                drop_content(&far, pages());
+                let after = fork(|| {
+                    far.control.heal();
+                    let grandchild = fork(|| expect_zeros(&far, pages()));
+                    expect_zeros(&far, pages());
+                    assert_eq!(wait_for(grandchild), 0, "a child of the child's");
+                    pages().for_each(|page| fill_page(far.addr(page), !stamp(page)));
+                    pages().for_each(|page| check_page(far.addr(page), !stamp(page), page));
+                });
                 far.control.heal();
-                expect(&far, pages(), holds);
-            });
-            drop_content(&far, pages());
-            let after = fork(|| {
-                far.control.heal();
-                let grandchild = fork(|| expect_zeros(&far, pages()));
                 expect_zeros(&far, pages());
-                assert_eq!(wait_for(grandchild), 0, "a child of the child's");
+                // The place is used anew, while the children read.
                 pages().for_each(|page| fill_page(far.addr(page), !stamp(page)));
+                far.evict(pages());
+                let ends = (wait_for(before), wait_for(after));
+                // Without faults of kernel mode a child may read again what its parent has given up.
+                if holds == Content::Lost && !far.region.serves_kernel_faults() {
+                    assert_eq!(ends.1, 0, "{case}: a child forked after");
+                    continue;
+                }
+                let sigbus = if holds == Content::Lost { libc::SIGBUS } else { 0 };
+                assert_eq!(
+                    ends,
+                    (sigbus, 0),
+                    "{case}: a child forked before, and one forked after"
+                );
                 pages().for_each(|page| check_page(far.addr(page), !stamp(page), page));
-            });
-            far.control.heal();
-            expect_zeros(&far, pages());
-            // The place is used anew, while the children read.
-            pages().for_each(|page| fill_page(far.addr(page), !stamp(page)));
-            far.evict(pages());
-            let ends = (wait_for(before), wait_for(after));
-            // Without faults of kernel mode a child may read again what its parent has given up.
-            if holds == Content::Lost && !far.region.serves_kernel_faults() {
-                assert_eq!(ends.1, 0, "{case}: a child forked after");
-                continue;
             }
-            let sigbus = if holds == Content::Lost { libc::SIGBUS } else { 0 };
-            assert_eq!(ends, (sigbus, 0), "{case}: a child forked before, and one forked after");
-            pages().for_each(|page| check_page(far.addr(page), !stamp(page), page));
         }
-    }
+    });
 }
 
 /// Maps memory of the program's own over far memory.
@@ -262,143 +270,163 @@ fn map_over(start: usize, len: usize) {
 /// as zero in children and theirs, also what a child has mapped; around it is what was there.
 #[test]
 fn what_is_mapped_over_far_memory_that_has_left_is_the_childs_own() {
-    let name = "forks::what_is_mapped_over_far_memory_that_has_left_is_the_childs_own";
-    let _watchdog = watchdog(name, HUNG);
-    let Some(far) = far(name, DEADLINE) else { return };
-    far.store(WHOLE);
-    map_over(far.addr(8), 2 * PAGE);
-    map_over(far.addr(20), PAGE);
-    let child = fork(|| {
-        map_over(far.addr(40), 2 * PAGE);
-        map_over(far.addr(50), PAGE);
-        let expect_all = || {
-            [8..10, 20..21, 40..42, 50..51].into_iter().for_each(|pages| expect_zeros(&far, pages));
-            [0..8, 10..20, 21..40, 42..50, 51..CHUNK]
-                .into_iter()
-                .for_each(|pages| far.check(pages));
-        };
-        let grandchild = fork(expect_all);
-        assert_eq!(wait_for(grandchild), 0, "a child of the child's");
-        expect_all();
+    alone("what_is_mapped_over_far_memory_that_has_left_is_the_childs_own", || {
+        let name = "forks::what_is_mapped_over_far_memory_that_has_left_is_the_childs_own";
+        let _watchdog = watchdog(name, HUNG);
+        let Some(far) = far(name, DEADLINE) else { return };
+        far.store(WHOLE);
+        map_over(far.addr(8), 2 * PAGE);
+        map_over(far.addr(20), PAGE);
+        let child = fork(|| {
+            map_over(far.addr(40), 2 * PAGE);
+            map_over(far.addr(50), PAGE);
+            let expect_all = || {
+                [8..10, 20..21, 40..42, 50..51]
+                    .into_iter()
+                    .for_each(|pages| expect_zeros(&far, pages));
+                [0..8, 10..20, 21..40, 42..50, 51..CHUNK]
+                    .into_iter()
+                    .for_each(|pages| far.check(pages));
+            };
+            let grandchild = fork(expect_all);
+            assert_eq!(wait_for(grandchild), 0, "a child of the child's");
+            expect_all();
+        });
+        assert_eq!(wait_for(child), 0, "the child");
     });
-    assert_eq!(wait_for(child), 0, "the child");
 }
 
 /// A thread frees memory over which it has mapped its own, which is far memory again from then on: children that are
 /// forked meanwhile have all of the region.
 #[test]
 fn children_inherit_all_while_a_thread_maps_over_far_memory_and_frees_it() {
-    let name = "forks::children_inherit_all_while_a_thread_maps_over_far_memory_and_frees_it";
-    let _watchdog = watchdog(name, HUNG);
-    let Some(far) = far(name, DEADLINE) else { return };
-    far.store(SOME);
-    let is_over = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            while !is_over.load(Ordering::Relaxed) {
-                let start = far.region.map(far.len(1)).expect("there is room").cast::<u8>();
-                map_over(start.as_ptr() as usize, PAGE);
-                // SAFETY: just mapped, and nobody's any more.
-                unsafe {
-                    far.region.unmap(NonNull::slice_from_raw_parts(start, far.len(1).as_usize()))
+    alone("children_inherit_all_while_a_thread_maps_over_far_memory_and_frees_it", || {
+        let name = "forks::children_inherit_all_while_a_thread_maps_over_far_memory_and_frees_it";
+        let _watchdog = watchdog(name, HUNG);
+        let Some(far) = far(name, DEADLINE) else { return };
+        far.store(SOME);
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    let start = far.region.map(far.len(1)).expect("there is room").cast::<u8>();
+                    map_over(start.as_ptr() as usize, PAGE);
+                    // SAFETY: just mapped, and nobody's any more.
+                    unsafe {
+                        far.region
+                            .unmap(NonNull::slice_from_raw_parts(start, far.len(1).as_usize()))
+                    }
+                    .expect("just mapped");
                 }
-                .expect("just mapped");
-            }
+            });
+            let ends: Vec<i32> = (0..40)
+                .map(|_| wait_for(fork(|| far.check(SOME))))
+                .filter(|end| *end != 0)
+                .collect();
+            is_over.store(true, Ordering::Relaxed);
+            assert_eq!(ends, [], "children that could not read");
         });
-        let ends: Vec<i32> =
-            (0..40).map(|_| wait_for(fork(|| far.check(SOME)))).filter(|end| *end != 0).collect();
-        is_over.store(true, Ordering::Relaxed);
-        assert_eq!(ends, [], "children that could not read");
     });
 }
 
 #[test]
 fn a_child_drops_the_guard_of_its_parents_pin() {
-    for inherits in [true, false] {
-        let config = config(Install::Auto).inherit(inherits);
-        let Some(far) = Far::new(config, 8, seed("pins of a parent")) else { return };
-        let guard = far.region.pin(bytes(far.ptr(0), far.len(8))).expect("a few pages");
-        let mut guard = Some(guard);
-        let child = fork(|| drop(guard.take()));
-        assert_eq!(wait_for(child), 0, "inherit: {inherits}");
-        drop(guard);
-        far.region.unpin(bytes(far.ptr(0), far.len(8))).expect_err("is not pinned any more");
-    }
+    alone("a_child_drops_the_guard_of_its_parents_pin", || {
+        for inherits in [true, false] {
+            let config = config(Install::Auto).inherit(inherits);
+            let Some(far) = Far::new(config, 8, seed("pins of a parent")) else { return };
+            let guard = far.region.pin(bytes(far.ptr(0), far.len(8))).expect("a few pages");
+            let mut guard = Some(guard);
+            let child = fork(|| drop(guard.take()));
+            assert_eq!(wait_for(child), 0, "inherit: {inherits}");
+            drop(guard);
+            far.region.unpin(bytes(far.ptr(0), far.len(8))).expect_err("is not pinned any more");
+        }
+    });
 }
 
 #[test]
 fn a_child_that_advises_what_it_has_inherited_is_told_whose_that_is() {
-    let Some(far) = Far::new(config(Install::Auto), 64, seed("advice of a child")) else { return };
-    far.fill(0..64);
-    far.region.evict_all().expect("written");
-    far.check(0..8);
-    let child = fork(|| {
-        // The parent's descriptors are closed: a file of the child has the number of one.
-        let mine: Vec<File> = (0..64).map_while(|_| tempfile::tempfile().ok()).collect();
-        let range: *const [u8] = bytes(far.ptr(0), far.len(64));
-        for advice in [Advice::WillNeed, Advice::WillNeedNow, Advice::Cold, Advice::PageOutNow] {
-            let refused = far.region.advise(&[range], advice);
-            assert!(matches!(refused, Err(Error::Forked { .. })), "{advice:?}: {refused:?}");
-        }
-        let refused = [
-            far.region.evict_all(),
-            // The parent's word says for ever that these pages have left.
-            far.region.pin(range).map(drop),
-            far.region.unpin(range),
-            far.region.set_limit(ByteCount::mib(64)),
-        ];
-        assert!(
-            refused.iter().all(|error| matches!(error, Err(Error::Forked { .. }))),
-            "{refused:?}"
-        );
-        far.region.return_space();
-        for file in mine {
-            assert_eq!(
-                file.metadata().expect("a file").len(),
-                0,
-                "a foreign descriptor was written"
+    alone("a_child_that_advises_what_it_has_inherited_is_told_whose_that_is", || {
+        let Some(far) = Far::new(config(Install::Auto), 64, seed("advice of a child")) else {
+            return;
+        };
+        far.fill(0..64);
+        far.region.evict_all().expect("written");
+        far.check(0..8);
+        let child = fork(|| {
+            // The parent's descriptors are closed: a file of the child has the number of one.
+            let mine: Vec<File> = (0..64).map_while(|_| tempfile::tempfile().ok()).collect();
+            let range: *const [u8] = bytes(far.ptr(0), far.len(64));
+            for advice in [Advice::WillNeed, Advice::WillNeedNow, Advice::Cold, Advice::PageOutNow]
+            {
+                let refused = far.region.advise(&[range], advice);
+                assert!(matches!(refused, Err(Error::Forked { .. })), "{advice:?}: {refused:?}");
+            }
+            let refused = [
+                far.region.evict_all(),
+                // The parent's word says for ever that these pages have left.
+                far.region.pin(range).map(drop),
+                far.region.unpin(range),
+                far.region.set_limit(ByteCount::mib(64)),
+            ];
+            assert!(
+                refused.iter().all(|error| matches!(error, Err(Error::Forked { .. }))),
+                "{refused:?}"
             );
-        }
+            far.region.return_space();
+            for file in mine {
+                assert_eq!(
+                    file.metadata().expect("a file").len(),
+                    0,
+                    "a foreign descriptor was written"
+                );
+            }
+            far.check(0..64);
+        });
+        assert_eq!(wait_for(child), 0);
         far.check(0..64);
     });
-    assert_eq!(wait_for(child), 0);
-    far.check(0..64);
 }
 
 #[test]
 fn a_child_repeats_reads_that_fail_until_the_deadline() {
-    let name = "forks::a_child_repeats_reads_that_fail_until_the_deadline";
-    let _watchdog = watchdog(name, HUNG);
-    let Some(far) = far(name, Duration::from_secs(60)) else { return };
-    far.store(SOME);
-    let breaks: [fn(&Far); 4] = [
-        |far| far.control.fail_next(Op::Read, 8, libc::EIO),
-        |far| far.control.shorten_reads(3),
-        |far| far.corrupt_reads(2),
-        |far| far.control.fail_fraction(Op::Read, 300_000, libc::EIO),
-    ];
-    for (n, breaks) in breaks.into_iter().enumerate() {
-        let child = fork(|| {
-            let before = far.control.injected();
-            breaks(&far);
-            far.check(SOME);
-            assert!(far.control.injected() > before, "no read has failed");
-        });
-        assert_eq!(wait_for(child), 0, "failure {n}");
-    }
-    far.check(SOME);
+    alone("a_child_repeats_reads_that_fail_until_the_deadline", || {
+        let name = "forks::a_child_repeats_reads_that_fail_until_the_deadline";
+        let _watchdog = watchdog(name, HUNG);
+        let Some(far) = far(name, Duration::from_secs(60)) else { return };
+        far.store(SOME);
+        let breaks: [fn(&Far); 4] = [
+            |far| far.control.fail_next(Op::Read, 8, libc::EIO),
+            |far| far.control.shorten_reads(3),
+            |far| far.corrupt_reads(2),
+            |far| far.control.fail_fraction(Op::Read, 300_000, libc::EIO),
+        ];
+        for (n, breaks) in breaks.into_iter().enumerate() {
+            let child = fork(|| {
+                let before = far.control.injected();
+                breaks(&far);
+                far.check(SOME);
+                assert!(far.control.injected() > before, "no read has failed");
+            });
+            assert_eq!(wait_for(child), 0, "failure {n}");
+        }
+        far.check(SOME);
+    });
 }
 
 #[test]
 fn a_child_gives_a_page_up_that_cannot_be_read_for_a_whole_deadline() {
-    let name = "forks::a_child_gives_a_page_up_that_cannot_be_read_for_a_whole_deadline";
-    let _watchdog = watchdog(name, HUNG);
-    let Some(far) = far(name, DEADLINE) else { return };
-    far.store(SOME);
-    let child = fork(|| {
-        far.control.fail_fraction(Op::Read, 1_000_000, libc::EIO);
-        read_word(far.addr(SOME.start));
+    alone("a_child_gives_a_page_up_that_cannot_be_read_for_a_whole_deadline", || {
+        let name = "forks::a_child_gives_a_page_up_that_cannot_be_read_for_a_whole_deadline";
+        let _watchdog = watchdog(name, HUNG);
+        let Some(far) = far(name, DEADLINE) else { return };
+        far.store(SOME);
+        let child = fork(|| {
+            far.control.fail_fraction(Op::Read, 1_000_000, libc::EIO);
+            read_word(far.addr(SOME.start));
+        });
+        assert_eq!(wait_for(child), libc::SIGBUS);
+        far.check(SOME);
     });
-    assert_eq!(wait_for(child), libc::SIGBUS);
-    far.check(SOME);
 }

@@ -5,6 +5,7 @@
 
 #![expect(unsafe_code, reason = "reads and writes far memory through raw pointers")]
 
+use crate::common::child::alone;
 use crate::common::{
     Dice, StopOnDrop, amount, bytes, eventually, mem_store, region, seed, watchdog,
 };
@@ -271,14 +272,17 @@ fn content_is_kept_encrypted() {
 
 #[test]
 fn content_is_kept_while_children_read_it() {
-    hammer_after("forked", config(Install::Auto), 3, |shadow| {
-        for _ in 0..amount(600) {
-            match shadow.dice.below(100) {
-                0 => shadow.fork(),
-                _ => shadow.step(),
+    // While a child lives the kernel does not move what it shares, whatever test has it.
+    alone("content_is_kept_while_children_read_it", || {
+        hammer_after("forked", config(Install::Auto), 3, |shadow| {
+            for _ in 0..amount(600) {
+                match shadow.dice.below(100) {
+                    0 => shadow.fork(),
+                    _ => shadow.step(),
+                }
             }
-        }
-        shadow.fork();
+            shadow.fork();
+        });
     });
 }
 

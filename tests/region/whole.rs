@@ -9,6 +9,7 @@
 #![expect(unsafe_code, reason = "reads and writes far memory through raw pointers, and forks")]
 #![expect(clippy::disallowed_methods, reason = "does to far memory what a program may do")]
 
+use crate::common::child::alone;
 use crate::common::{Dice, StopOnDrop, bytes, mem_store, region, seed, watchdog};
 use crate::soak::long;
 use farheap::ByteCount;
@@ -264,7 +265,10 @@ fn work_all(name: &'static str, total: Duration) {
 
 #[test]
 fn eight_seconds_of_chunks_that_become_whole_lose_nothing() {
-    work_all("short work on whole chunks", Duration::from_secs(8));
+    // While a child lives the kernel does not move what it shares, whatever test has it.
+    alone("eight_seconds_of_chunks_that_become_whole_lose_nothing", || {
+        work_all("short work on whole chunks", Duration::from_secs(8));
+    });
 }
 
 #[test]
