@@ -75,7 +75,7 @@ const SETTLE: Duration = Duration::from_millis(250);
 const LOOK_PAUSE: Duration = Duration::from_millis(100);
 /// A server that has not flushed by then counts as lost.
 const FLUSH_MAX: Duration = Duration::from_secs(60);
-/// Pause of a flush between two looks whether the set is recorded.
+/// Pause of a flush between two looks whether the set is recorded: tenders write that, and tell queues only.
 const RECORD_PAUSE: Duration = Duration::from_millis(2);
 /// Bytes that are read at a time to find out whether a server still has them.
 const CHECK_LEN: u64 = 64 << 10;

@@ -94,7 +94,7 @@ impl NetworkStore {
             found.ok_or_else(|| refused(Path::new(&servers.text), missing))?
         };
         // A copy that is new.
-        let empty = client.empty_servers().filter(|_| what == Use::OldTable);
+        let empty = client.empty_servers().filter(|_| matches!(what, Use::OldTable));
         for at in empty.collect::<Vec<_>>() {
             take(&client, at, Use::NewTable { overwrite: false }, &[])?;
         }
