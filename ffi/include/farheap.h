@@ -936,7 +936,7 @@ typedef struct farheap_pool_stats {
 /* Creates a table file, or takes a raw device, of at most `capacity` bytes. What exists has to hold
  * zeros, or pages that farheap evicted in an earlier run: FARHEAP_E_DEVICE names what it holds else,
  * unless config.overwrite is FARHEAP_ON. `config` may be NULL for the defaults. `path` may be the address of
- * a server, nbd://HOST/EXPORT. */
+ * a server, nbd://HOST/EXPORT, or copies on up to four, with commas between. */
 farheap_status farheap_pool_create(farheap_manager *manager, const farheap_pool_config *config,
                                    const char *path, uint64_t capacity,
                                    farheap_pool **out) FARHEAP_NOEXCEPT;

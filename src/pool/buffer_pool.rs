@@ -295,8 +295,8 @@ impl PoolConfig {
     /// An existing file there has to be free, as [`BlockStore::create`] says, unless
     /// [`overwrite`](PoolConfig::overwrite) allows it to be lost. A file becomes its owner's only.
     ///
-    /// `nbd://HOST/EXPORT` and the other addresses of one server take its export in the same way (feature `network`):
-    /// `book/src/how_to/network.md`.
+    /// `nbd://HOST/EXPORT` and the other addresses of a server take its export in the same way, those of up to four, with
+    /// commas between, an export of each, which hold copies (feature `network`): `book/src/how_to/network.md`.
     ///
     /// # Errors
     /// [`Error::Device`] when the path cannot be used, or with the data that it holds;
