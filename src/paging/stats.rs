@@ -43,14 +43,14 @@ impl Stats {
     pub(in crate::paging) fn of(pager: &Pager, committed: PageCount) -> Stats {
         let counters = pager.counters();
         let counted = snapshot_of(counters);
-        let page = PAGE as u64;
+        let (page, charged) = (PAGE as u64, pager.budget().charged());
         // Charged, and no memory.
         let absent =
             kernel_filled::open_but_absent(pager.memory()).0 + pager.pool().charged_ahead();
         Stats {
             limit_bytes: pager.budget().limit(),
-            resident_bytes: ByteCount(pager.budget().charged().0.saturating_sub(absent)),
-            charged_bytes: pager.budget().charged(),
+            resident_bytes: ByteCount(charged.0.saturating_sub(absent)),
+            charged_bytes: charged,
             metadata_bytes: pager.tables().bytes(),
             resident_bytes_max: pager.budget().charged_max(),
             committed_bytes: ByteCount(committed.0 * page),

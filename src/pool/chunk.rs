@@ -113,7 +113,7 @@ impl PoolChunks {
             }
             let first_version = note.first_version();
             if first_version > 0 {
-                begin(chunk * CHUNK_PAGES..self.end_of(chunk), first_version);
+                begin(chunk * CHUNK_PAGES..(chunk + 1) * CHUNK_PAGES, first_version);
             }
             if self.huge_words {
                 self.first_of_huge(chunk).charge_huge_words();
@@ -148,11 +148,6 @@ impl PoolChunks {
     fn group_of(&self, chunk: usize) -> &[ChunkNote] {
         let first = chunk / GROUP_CHUNKS * GROUP_CHUNKS;
         &self.notes[first..self.notes.len().min(first + GROUP_CHUNKS)]
-    }
-
-    /// One past the last page of a chunk.
-    fn end_of(&self, chunk: usize) -> usize {
-        (chunk + 1) * CHUNK_PAGES
     }
 
     /// The chunk with which the huge page of words around `chunk` begins.

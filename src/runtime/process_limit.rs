@@ -38,7 +38,9 @@ pub(super) const LOOK_EVERY: Duration = Duration::from_millis(10);
 const LOOK_SOON: Duration = Duration::from_millis(1);
 
 /// Memory that is not far counts as its maximum of this time, up to twice as long. Far memory is charged before it is
-/// there, chunks of 2 MiB at once; until the program has touched them, what is not far seems to be less than it is.
+/// there, chunks of 2 MiB at once; until the program has touched them, what is not far seems to be less than it is. So
+/// before it counts as less it is asked which pages are there ([`ProcessLimit::counted`]): a program that waits for a
+/// processor touches nothing for longer.
 const SPAN: Duration = Duration::from_millis(100);
 
 /// How often it is asked what of a control group caches files; that takes 10 us and more.
@@ -63,6 +65,9 @@ const KEPT_PART: u64 = 16;
 /// The tier's limit is raised in steps of this part of the process's limit: what the kernel says wavers,
 /// and each change wakes the evictor.
 const STEP: u64 = 1024;
+
+/// Asking which pages are there takes 2 us a chunk, and at most 1/COUNT_PART of the time.
+const COUNT_PART: u32 = 64;
 
 /// Growth between two looks that counts: 1/GROWTH of the limit.
 const GROWTH: u64 = 1024;
@@ -125,6 +130,8 @@ struct BesideFar {
     /// Growth from one look to the next.
     growth: RecentMax,
     last: Option<u64>,
+    /// Not before it is asked which pages are there.
+    count_at: Instant,
     /// Bytes of the limit that far memory does not get.
     taken: u64,
     /// Bytes of shared memory, and when the kernel was asked for them.
@@ -247,7 +254,14 @@ impl ProcessLimit {
             group,
             share: AtomicU64::new(share),
             statm: Statm::open()?,
-            beside: Mutex::new(BesideFar { bytes, growth, last: None, taken: 0, shared: None }),
+            beside: Mutex::new(BesideFar {
+                bytes,
+                growth,
+                last: None,
+                count_at: now,
+                taken: 0,
+                shared: None,
+            }),
             over: Mutex::new(OverLimit::No),
             code: DROP_CODE
                 .get()
@@ -363,13 +377,32 @@ impl ProcessLimit {
         let grows = grown > self.limit().0 / GROWTH;
         let grown =
             beside.growth.note(if grows { grown.min(self.limit().0 / AHEAD) } else { 0 }, now);
-        beside.taken = beside.bytes.note(bytes + ahead.0, now) + grown;
+        let mut taken = beside.bytes.note(bytes + ahead.0, now) + grown;
+        if taken + self.limit().0 / STEP <= beside.taken {
+            let counted = self.counted(region, &mut beside, now);
+            let most = counted.map(|bytes| beside.bytes.note(bytes + ahead.0, now));
+            taken = most.map_or(beside.taken, |most| most + grown);
+        }
+        beside.taken = taken;
         let room = ByteCount(self.most().saturating_sub(beside.taken));
         let had = region.limit();
         if room < had || room.0 - had.0 >= self.limit().0 / STEP {
             region.leave_room(room);
         }
         Some(Seen { resident, beside: bytes, room, grows })
+    }
+
+    /// Bytes that are not far memory, by a look at which pages of that are there. `None` where it is too early for one.
+    fn counted(&self, region: &Region, beside: &mut BesideFar, now: Instant) -> Option<u64> {
+        if now < beside.count_at {
+            return None;
+        }
+        // First what is absent: what the program touches after that counts as not far.
+        let far = region.stats();
+        let absent = far.charged_bytes.0 - far.resident_bytes.0;
+        let counted = self.resident(beside)? + absent;
+        beside.count_at = Instant::now() + now.elapsed() * COUNT_PART;
+        Some(counted.saturating_sub(region.budget().charged().0))
     }
 
     /// Makes code leave where that may give far memory more than it costs: since the last time the device was read
@@ -380,7 +413,7 @@ impl ProcessLimit {
         if left.at.elapsed() < CODE_EVERY {
             return;
         }
-        let Some(of_files) = self.statm.of_files() else { return };
+        let Some((_, of_files)) = self.statm.look() else { return };
         let read = pages_in(region) * crate::sys::vm::KERNEL_PAGE as u64;
         if of_files.0 >= self.limit().0 / CODE_MIN && read >= left.read + of_files.0 {
             (left.drop)();

@@ -36,12 +36,6 @@ impl Statm {
         self.look().map(|(resident, of_files)| ByteCount(resident.0.saturating_sub(of_files.0)))
     }
 
-    /// Those of files or shared memory.
-    #[cfg(feature = "heap")]
-    pub(crate) fn of_files(&self) -> Option<ByteCount> {
-        self.look().map(|(_, of_files)| of_files)
-    }
-
     /// Bytes of shared memory in RAM, of no file on a disk; none where the kernel does not say. Takes 20 us.
     #[cfg(feature = "heap")]
     pub(crate) fn shared() -> ByteCount {

@@ -10,6 +10,7 @@ use farheap::manager::MemoryManager;
 use farheap::region::RegionConfig;
 use farheap::{ByteCount, Error, Far, Heap};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 const LIMIT: ByteCount = ByteCount::mib(96);
@@ -191,6 +192,37 @@ fn it_conflicts_with_a_memory_manager_and_is_not_for_further_tiers() {
     let limits = |text| Heap::builder().parse(text).and_then(|options| options.limits());
     assert!(matches!(limits("limit:0"), Err(Error::Config { .. })));
     assert!(matches!(limits("limit:1MiB"), Err(Error::LimitTooSmall { .. })));
+}
+
+/// What is charged and not there must not count as room: the program may touch it at any time.
+#[test]
+fn far_memory_that_the_program_has_emptied_does_not_hide_what_is_not_far() {
+    child::alone("far_memory_that_the_program_has_emptied_does_not_hide_what_is_not_far", || {
+        let Some(heap) = heap("limit:96MiB,capacity:512MiB") else { return };
+        let mut numbers = numbers_of(8 << 20); // 64 MiB.
+        assert_eq!(heap.stats().bytes_written, ByteCount::ZERO, "all of it fits");
+        let start = 2 << 20;
+        let place = numbers[start..].as_mut_ptr();
+        let place = place.wrapping_add(place.align_offset(4096));
+        #[expect(clippy::disallowed_methods, reason = "does what a program does to its own memory")]
+        // SAFETY: part of an allocation of this test, whose numbers it writes again before it reads them.
+        let rc = unsafe { libc::madvise(place.cast(), 32 << 20, libc::MADV_DONTNEED) };
+        assert_eq!(rc, 0);
+        // What is not far counts as its maximum of a fifth of a second at most. Nothing tells when that is over.
+        std::thread::sleep(Duration::from_millis(500));
+        let stats = heap.stats();
+        assert!(stats.resident_bytes < ByteCount::mib(40), "{stats}");
+        let beside = resident() - stats.resident_bytes.get();
+        let had = LIMIT.get() - stats.limit_bytes.get();
+        assert!(had + 3 * MIB >= beside, "{beside} bytes are not far, and {had} count");
+        numbers[start..].iter_mut().zip(start as u64..).for_each(|(number, n)| *number = n);
+        numbers.extend(8 << 20..16 << 20);
+        assert!(numbers.iter().zip(0..).all(|(number, n)| *number == n));
+        let is_within = || resident() <= LIMIT.get() + WRONG_MAX;
+        assert!(eventually(is_within), "{} resident, {}", resident(), heap.stats());
+        drop(numbers);
+        heap.shutdown().expect("nothing is in use");
+    });
 }
 
 #[test]

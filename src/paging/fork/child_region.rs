@@ -72,7 +72,7 @@ impl ChildRegion {
     /// # Errors
     /// When something is refused that is needed for it; the memory must not be touched then.
     pub(super) fn new(snapshot: ForkSnapshot, birth: Birth) -> Result<Arc<ChildRegion>> {
-        let (end, far) = birth.into_parts();
+        let Birth { end, far, .. } = birth;
         let ForkSnapshot { pager, entries, mut layers, mut needed, budget } = snapshot;
         if !needed.iter().all(Needed::is_open) {
             let why = "the process has closed a descriptor that it would need for that";

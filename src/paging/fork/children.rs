@@ -27,10 +27,10 @@ const LOOK_EVERY: Duration = Duration::from_millis(10);
 pub(super) struct Birth {
     hold: HoldId,
     alive: Private<OwnedFd>,
-    /// The child's end.
-    end: OwnedFd,
+    /// The child's end, kept open by it for as long as it may read slots.
+    pub(super) end: OwnedFd,
     /// The child's part of the region.
-    far: FarParts,
+    pub(super) far: FarParts,
 }
 
 impl Birth {
@@ -45,11 +45,6 @@ impl Birth {
             why: "64 children that have it are alive",
         })?;
         Ok(Birth { hold, alive: Private::new(reader), end: writer, far })
-    }
-
-    /// The end of the pipe, kept open by the child for as long as it may read slots, and its far memory.
-    pub(super) fn into_parts(self) -> (OwnedFd, FarParts) {
-        (self.end, self.far)
     }
 }
 

@@ -68,7 +68,8 @@ impl FramePool {
     ) -> Result<FramePool> {
         let own = || Arc::new(Budget::new(config.limit));
         let budget = account.as_ref().map_or_else(own, |account| Arc::clone(account.budget()));
-        let (singles, runs) = (frame_count(budget.limit()), run_count(budget.limit()));
+        let singles = frame_count(budget.limit());
+        let runs = (budget.limit().as_usize() / 8 / HUGE_PAGE).min(RUNS_MAX);
         Ok(FramePool {
             staging: Frames::new(singles, runs)?,
             discarder,
@@ -456,9 +457,3 @@ fn frame_count(limit: ByteCount) -> usize {
 
 /// Maximum number of runs of frames.
 pub(in crate::paging) const RUNS_MAX: usize = 8;
-
-/// Runs of frames that fresh chunks are evicted to and chunks are read into: an eighth of the limit,
-/// within bounds.
-fn run_count(limit: ByteCount) -> usize {
-    (limit.as_usize() / 8 / HUGE_PAGE).min(RUNS_MAX)
-}
