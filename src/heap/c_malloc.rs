@@ -184,7 +184,7 @@ pub unsafe fn free(ptr: NonNull<u8>) {
 unsafe fn free_at(origin: Origin, ptr: NonNull<u8>) {
     match origin {
         Origin::Far(arenas) => {
-            if let Some(class) = arenas.sizes().small_class_of(ptr.as_ptr())
+            if let Some(class) = arenas.sizes().class_of(ptr.as_ptr()).and_then(SmallClass::of_class)
                 // SAFETY: as the caller promises; the block has this class (invariant 1 of `page_sizes`).
                 && unsafe { arenas.put_small(ptr.as_ptr(), class) }
             {

@@ -224,11 +224,6 @@ thread_local! {
     };
 }
 
-/// Remembers that a source refused to commit during the allocation under way.
-fn note_commit_refused() {
-    NOTES.with(|notes| notes.commit_refused.set(true));
-}
-
 /// True if a source has refused to commit since the last call.
 pub(super) fn take_commit_refused() -> bool {
     NOTES.with(|notes| notes.commit_refused.take())
@@ -366,7 +361,7 @@ unsafe extern "C" fn commit(
     // SAFETY: called by jemalloc with the table of a living `Hooks`.
     let is_refused = unsafe { serve(hooks, commit) } != Some(true);
     if is_refused {
-        note_commit_refused();
+        NOTES.with(|notes| notes.commit_refused.set(true));
     }
     is_refused
 }

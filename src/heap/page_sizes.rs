@@ -14,7 +14,7 @@
 
 use super::jemalloc::PAGE;
 use super::placement::TIERS_MAX;
-use super::thread_cache::magazine::{self, SmallClass};
+use super::thread_cache::magazine;
 use crate::base::error::{Error, Result};
 use crate::sys::{block, inherited};
 use std::alloc::Layout;
@@ -92,7 +92,7 @@ impl PageSizes {
 
     /// The class of a block in use; `None`: jemalloc knows its size.
     #[inline]
-    fn class_of(&self, ptr: *const u8) -> Option<u8> {
+    pub(super) fn class_of(&self, ptr: *const u8) -> Option<u8> {
         self.of(ptr)?.load(Relaxed).checked_sub(1)
     }
 
@@ -100,12 +100,6 @@ impl PageSizes {
     #[inline]
     pub(super) fn size_of(&self, ptr: *const u8) -> Option<usize> {
         self.class_of(ptr).map(|class| magazine::block_size(usize::from(class)))
-    }
-
-    /// The class of a small block in use.
-    #[inline]
-    pub(super) fn small_class_of(&self, ptr: *const u8) -> Option<SmallClass> {
-        self.class_of(ptr).and_then(SmallClass::of_class)
     }
 }
 

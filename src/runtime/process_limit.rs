@@ -67,7 +67,7 @@ const KEPT_PART: u64 = 16;
 const STEP: u64 = 1024;
 
 /// Asking which pages are there takes 2 us a chunk, and at most 1/COUNT_PART of the time.
-const COUNT_PART: u32 = 64;
+const COUNT_PART: u32 = 256;
 
 /// Growth between two looks that counts: 1/GROWTH of the limit.
 const GROWTH: u64 = 1024;

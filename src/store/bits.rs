@@ -88,9 +88,10 @@ impl BitSet {
         let mut position = from;
         let mut level = 0;
         loop {
+            let words = (0..=level).fold(self.len, |bits, _| bits.div_ceil(WORD));
             let rest = match position % WORD {
                 // Past the last word of this level, which the level above counts as "nothing".
-                _ if position / WORD >= self.level_words(level) => 0,
+                _ if position / WORD >= words => 0,
                 bit => self.load(level, position / WORD) & (u64::MAX << bit),
             };
             if rest != 0 {
@@ -178,10 +179,6 @@ impl BitSet {
             }
             position /= WORD;
         }
-    }
-
-    fn level_words(&self, level: usize) -> u64 {
-        (0..=level).fold(self.len, |bits, _| bits.div_ceil(WORD))
     }
 
     fn load(&mut self, level: usize, index: u64) -> u64 {

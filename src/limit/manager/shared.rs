@@ -159,7 +159,7 @@ impl ManagerState {
         for (slot, member) in changed.iter_mut().zip(self.each_member()) {
             let is_other = member.set_share(match self.is_temporary(&member) {
                 // Nobody can take it back, so it may not take what others' floors keep.
-                true => ByteCount(limit.0.saturating_sub(self.floors_of_others(&member).0)),
+                true => ByteCount(limit.0.saturating_sub(self.floors().0 - member.floor().0)),
                 false => limit,
             });
             *slot = is_other.then_some(member);
@@ -189,11 +189,6 @@ impl ManagerState {
     pub(super) fn floors(&self) -> ByteCount {
         let floors = self.each_member().map(|member| member.floor().0);
         ByteCount(floors.fold(0, u64::saturating_add))
-    }
-
-    /// Bytes that only the others can have.
-    pub(super) fn floors_of_others(&self, member: &Member) -> ByteCount {
-        ByteCount(self.floors().0.saturating_sub(member.floor().0))
     }
 
     pub(super) fn tell(&self, event: Pressure) {

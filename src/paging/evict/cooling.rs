@@ -126,8 +126,8 @@ impl Evictor {
             if is_clean { &counters.prefetch_unused } else { &counters.prefetch_hits }.bump();
         }
         if note.guessed() {
-            let readahead = pager.readahead();
-            if is_clean { readahead.was_not_written(page) } else { readahead.was_written(page) }
+            let writes = pager.readahead().writes();
+            if is_clean { writes.count(page) } else { writes.happened(page) }
         }
         match content {
             // The slot is chosen together with its neighbours', in `write_dirty`.

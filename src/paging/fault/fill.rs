@@ -187,7 +187,7 @@ pub(in crate::paging) fn map_fills(
     let pages = || (page.0..).map(PageId);
     // How its first write is noticed: not at all where it is written now, or cannot be mapped protected.
     let is_tracked = !write && !pager.pool().moves_in(first);
-    let guessed = is_tracked && pager.readahead().expects_write(page);
+    let guessed = is_tracked && pager.readahead().writes().expects(page);
     let protect = if is_tracked && !guessed { Protect::Yes } else { Protect::No };
     let place = (page, first, read.len());
     let (mapped, protected) = match pager.memory().install(place, protect, wake) {
@@ -202,7 +202,7 @@ pub(in crate::paging) fn map_fills(
         }
     };
     if protect == Protect::Yes {
-        pages().take(mapped).for_each(|page| pager.readahead().was_not_written(page));
+        pages().take(mapped).for_each(|page| pager.readahead().writes().count(page));
     }
     pager.memory().publish_read(page, &read[..mapped], |resident| {
         resident.with_protected(protected == Protect::Yes).with_guessed(guessed)

@@ -149,7 +149,7 @@ fn open_for_writes(pager: &Pager, page: PageId, word: Word) -> Option<FaultStatu
     }
     if word.protected() {
         pager.counters().faults_protect.bump();
-        pager.readahead().was_written(page);
+        pager.readahead().writes().happened(page);
         pager.counters().prefetch_hits.add(u64::from(word.prefetched()));
     }
     Some(FaultStatus::Resolved)

@@ -384,12 +384,6 @@ impl Reads {
 
     // What was read.
 
-    /// When the fault arrived that waits for the page being read into `frame`; `None`: it was not read
-    /// for a fault that this handler has seen.
-    fn demanded_at(&self, frame: FrameId) -> Option<Instant> {
-        self.frames[frame.0 as usize].demand.map(|demand| demand.arrived)
-    }
-
     /// The page that was read into `frame` becomes `Moving`. `None`: it was discarded.
     fn end_fill(&mut self, frame: FrameId) -> Option<ReadPage> {
         self.frames[frame.0 as usize].is_pending = false;
@@ -444,7 +438,9 @@ impl Reads {
         let Ok(mapped) = fill::map_fills(&self.pager, first, row, write, wake) else { return 1 };
         for (n, _) in (0..).zip(&row[..mapped]).filter(|(_, read)| read.wanted) {
             let page = PageId(page.0 + u64::from(n));
-            self.count_served(page, self.demanded_at(FrameId(first.0 + n)));
+            // `None`: it was not read for a fault that this handler has seen.
+            let demand = self.frames[(first.0 + n) as usize].demand;
+            self.count_served(page, demand.map(|demand| demand.arrived));
             if wake == Wake::No {
                 self.to_wake.push(page);
                 if self.to_wake.len() >= WAKE_MAX {

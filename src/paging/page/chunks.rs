@@ -136,11 +136,6 @@ impl Chunks {
         self.states[chunk.0].latch_unentered()
     }
 
-    /// Gives the latch of a chunk back that was closed and is.
-    pub(in crate::paging) fn unlatch_closed(&self, chunk: ChunkId) {
-        self.states[chunk.0].unlatch(Phase::Closed);
-    }
-
     /// True if a thread is at the chunk at this moment.
     pub(in crate::paging) fn is_busy(&self, chunk: ChunkId) -> bool {
         self.states[chunk.0].is_busy()

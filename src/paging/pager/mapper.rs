@@ -360,7 +360,9 @@ impl Mapper {
     pub(in crate::paging) fn move_back(&self, from: usize, to: usize, len: usize) {
         // SAFETY: the memory goes back to where it was, for which this thread still answers.
         let back = unsafe { pieces::move_back(&self.uffd, from, to, len) };
-        back.unwrap_or_else(|error| half_out(&error));
+        let half_out = "a part of a chunk could not be moved back";
+        // Memory that stays is missing.
+        back.unwrap_or_else(|error| diagnostics::fatal(half_out, &error));
     }
 
     /// Drops the pages of all `pieces`.
@@ -441,9 +443,4 @@ pub(in crate::paging) fn is_copied_then(outcome: Outcome) -> bool {
         outcome,
         Outcome::Busy { .. } | Outcome::Failed { errno: sys::EINVAL | sys::ENOENT, .. }
     )
-}
-
-/// Ends the process: memory that stays is missing.
-fn half_out(error: &Error) -> ! {
-    diagnostics::fatal("a part of a chunk could not be moved back", error)
 }

@@ -21,12 +21,15 @@
 //!
 //! All of it counts in clusters ([`CLUSTER_SHIFT`]): "page" stands for one here, but where windows are used.
 //!
-//! Any other fault near a stream ends its confidence: wrong guesses stop after one small block.
+//! Any other fault near a stream ends its confidence: wrong guesses stop after one small block. Where faults are followed by
+//! their neighbours' ([`Shares`]), the first reads its cluster, and the second makes a stream.
 //! Used by handlers, under one leaf lock.
 
+use crate::base::error::Result;
 use crate::base::units::PageId;
 use crate::paging::page::CHUNK_LEN;
 use crate::paging::pager::table::CLUSTER_SHIFT;
+use crate::paging::readahead::shares::Shares;
 
 /// Streams that are followed at the same time.
 const STREAMS_MAX: usize = 64;
@@ -44,6 +47,11 @@ const CHUNKS_MIN: u64 = 2;
 const WINDOW_BY_PAGES_MAX: u64 = 192;
 /// Pages behind a mark that need not fault although the reader gets there.
 const MISSED_MAX: u64 = 16;
+/// Number of the last streams that the share of a chunk's which go on follows.
+const GOING_ON_MEMORY: u32 = 8;
+/// The next is expected to where more than one in this number did: its cluster is read at once, and one fault more makes it a
+/// stream.
+const GOING_ON_PART: u32 = 2;
 /// Equal distances in a row that make a stream. Where data is a few thousand pages, one in a hundred
 /// random faults is as far from the one before as that was from its own: with two distances, 5 % of what
 /// a hash table and a B-tree of twice the memory read was read ahead in vain.
@@ -147,6 +155,8 @@ impl Window {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Stream {
+    /// The last page that followed none beside it, until one beside it follows.
+    alone: Option<u64>,
     /// The last page that faulted.
     last: u64,
     /// Where the next fault falls if the guess was right.
@@ -202,12 +212,19 @@ pub(super) struct Streams {
     clock: u64,
     /// Pages asked for so far.
     asked: u64,
+    /// Of the streams that begin, how many go on.
+    going_on: Shares,
 }
 
 impl Streams {
-    pub(super) const fn new() -> Streams {
+    /// In this number of chunks of memory.
+    ///
+    /// # Errors
+    /// When the kernel refuses a mapping.
+    pub(super) fn new(chunks: usize) -> Result<Streams> {
         let met = MetMarks([u8::MAX; 6]);
-        Streams { streams: [None; STREAMS_MAX], met, clock: 0, asked: 0 }
+        let going_on = Shares::new(chunks, GOING_ON_MEMORY, GOING_ON_PART)?;
+        Ok(Streams { streams: [None; STREAMS_MAX], met, clock: 0, asked: 0, going_on })
     }
 
     /// Notes a device fault, or one on a chunk that was read ahead; returns what to read ahead. All
@@ -223,31 +240,41 @@ impl Streams {
     ) -> Option<Window> {
         self.clock += 1;
         let limits = limits.of_one(self.active(limits.in_total).max(1));
-        if self.streams.iter().flatten().any(|stream| stream.last == page) {
+        let cluster = Window { first: page, stride: 1, count: 0, mark: NO_MARK };
+        if let Some(stream) = self.streams.iter_mut().flatten().find(|stream| stream.last == page) {
             // Of another page of its cluster: the rest of that.
-            return Some(Window { first: page, stride: 1, count: 0, mark: NO_MARK });
+            stream.learn(page, true, &self.going_on);
+            return Some(cluster);
         }
+        let goes_on = self.going_on.expects(PageId(page << CLUSTER_SHIFT)).then_some(cluster);
         let at = self.find(page);
         let (clock, asked) = (self.clock, self.asked);
         let Some(stream) = self.streams[at].as_mut().filter(|stream| stream.is_near(page)) else {
-            let confidence = if eager { CONFIDENT } else { 0 };
+            let confidence = match goes_on {
+                _ if eager => CONFIDENT,
+                Some(_) => CONFIDENT - 1,
+                None => 0,
+            };
             let (last, next, stride, used) = (page, page + 1, 1, clock);
             let mut stream =
                 Stream { last, next, stride, confidence, used, asked, ..Stream::default() };
+            stream.learn(page, false, &self.going_on);
             let window = eager.then(|| stream.advance(page, limits, &mut self.met, is_stored));
             let ended = self.streams[at].replace(stream);
             self.met.note(ended.map_or(0, |ended| ended.block), false);
-            return self.note(window.flatten());
+            return self.note(window.flatten().or(goes_on));
         };
         (stream.used, stream.asked) = (clock, asked);
-        self.met.note(stream.block, stream.is_on_course(page));
+        let is_expected = stream.is_on_course(page);
+        self.met.note(stream.block, is_expected);
+        stream.learn(page, is_expected && stream.stride.unsigned_abs() == 1, &self.going_on);
         stream.follow(page);
         if on == FaultOn::StoredPage {
             // The chunks that were asked for are not there: they are asked for again.
             stream.asked_end = None;
         }
         if stream.confidence < CONFIDENT {
-            return None;
+            return goes_on;
         }
         let window = stream.advance(page, limits, &mut self.met, is_stored);
         self.note(window)
@@ -284,6 +311,17 @@ impl Streams {
 }
 
 impl Stream {
+    /// Notes that a fault followed that of a neighbour, or that it has to show whether one follows.
+    fn learn(&mut self, page: u64, is_beside: bool, going_on: &Shares) {
+        let before = std::mem::replace(&mut self.alone, (!is_beside).then_some(page));
+        let at = |cluster: u64| PageId(cluster << CLUSTER_SHIFT);
+        match before {
+            _ if !is_beside => going_on.count(at(page)),
+            Some(first) => going_on.happened(at(first)),
+            None => {}
+        }
+    }
+
     fn is_near(&self, page: u64) -> bool {
         self.is_on_course(page) || (page != self.last && page.abs_diff(self.last) <= STRIDE_MAX)
     }
@@ -374,6 +412,10 @@ impl Stream {
 mod tests {
     use super::*;
 
+    fn streams() -> Streams {
+        Streams::new(1 << 16).expect("address space")
+    }
+
     const FAULTS: &dyn Fn(u64) -> bool = &|_| true;
     const LIMITS: WindowLimits = WindowLimits { in_total: 1 << 10, in_chunks: 0 };
 
@@ -391,7 +433,7 @@ mod tests {
     /// Reads `count` pages in sequence from a cold start, `resident` ones without a fault; returns
     /// the number of faults, and of marks at which the block behind was not there yet.
     fn scan(count: u64, resident: &dyn Fn(u64) -> bool) -> (u64, u64) {
-        let mut streams = Streams::new();
+        let mut streams = streams();
         let mut asked: std::collections::BTreeSet<u64> =
             (0..count).filter(|n| resident(*n)).collect();
         let (mut faults, mut stalls) = (0, 0);
@@ -410,7 +452,7 @@ mod tests {
 
     #[test]
     fn a_sequence_is_found_at_its_fourth_fault_and_its_block_doubles() {
-        let asked = play(&mut Streams::new(), &[9, 10, 11, 12, 17, 26]);
+        let asked = play(&mut streams(), &[9, 10, 11, 12, 17, 26]);
         assert!(asked[..3].iter().all(Vec::is_empty), "{asked:?}");
         assert_eq!(asked[3], [13, 14, 15, 16]);
         assert_eq!(asked[4], (18..26).chain(27..35).collect::<Vec<_>>());
@@ -421,7 +463,7 @@ mod tests {
     fn blocks_stop_growing_where_streams_end_before_their_marks_and_grow_again() {
         // So much that streams which have ended take nothing from one that goes on.
         const LIMITS: WindowLimits = WindowLimits { in_total: 1 << 16, in_chunks: 0 };
-        let mut streams = Streams::new();
+        let mut streams = streams();
         // Pieces of 50 pages, far from each other; returns what was asked for behind the end of one.
         let mut read_piece = |n: u64| {
             let (start, end) = (n * 1000, n * 1000 + 50);
@@ -465,18 +507,18 @@ mod tests {
 
     #[test]
     fn a_reader_that_missed_the_mark_is_still_followed() {
-        let mut streams = Streams::new();
+        let mut streams = streams();
         let asked = play(&mut streams, &[9, 10, 11, 12, 17, 35]);
         assert_eq!(asked[5], (36..52).chain(53..69).collect::<Vec<_>>());
     }
 
     #[test]
     fn strides_and_descending_sequences_are_streams_too() {
-        let asked = play(&mut Streams::new(), &[97, 100, 103, 106, 121]);
+        let asked = play(&mut streams(), &[97, 100, 103, 106, 121]);
         assert_eq!(asked[3], [109, 112, 115, 118]);
         let ahead = (124..148).step_by(3).chain((151..175).step_by(3));
         assert_eq!(asked[4], ahead.collect::<Vec<_>>());
-        let asked = play(&mut Streams::new(), &[101, 100, 99, 98, 93]);
+        let asked = play(&mut streams(), &[101, 100, 99, 98, 93]);
         assert_eq!(asked[3], [97, 96, 95, 94]);
         assert_eq!(asked[4], (85..93).rev().chain((76..84).rev()).collect::<Vec<_>>());
     }
@@ -494,7 +536,7 @@ mod tests {
 
     #[test]
     fn a_sequence_whose_block_is_as_large_as_a_chunk_asks_for_whole_chunks() {
-        let mut streams = Streams::new();
+        let mut streams = streams();
         let mut ask = |page, on| streams.fault(page, on, BY_CHUNKS, false, FAULTS);
         let by_pages = [9, 10, 11, 12, 17, 26, 35, 52].map(|page| ask(page, FaultOn::StoredPage));
         let too_small =
@@ -517,7 +559,7 @@ mod tests {
 
     #[test]
     fn a_stream_that_descends_asks_for_the_chunks_below_it() {
-        let mut streams = Streams::new();
+        let mut streams = streams();
         let top = 10 * CHUNK - 1;
         let mut ask = |page, on| streams.fault(page, on, BY_CHUNKS, false, FAULTS);
         for below in [9, 10, 11, 12, 17, 26, 35, 52] {
@@ -551,6 +593,38 @@ mod tests {
     }
 
     #[test]
+    fn where_streams_go_on_a_cluster_is_read_at_once_and_one_fault_more_makes_a_stream() {
+        let mut streams = streams();
+        let mut ask = |page| streams.fault(page, FaultOn::StoredPage, LIMITS, false, FAULTS);
+        assert_eq!(ask(60_000), None, "nothing is known");
+        // Pieces of four clusters, far from each other.
+        (0..64).flat_map(|piece| (0..4).map(move |n| piece * 300 + n)).for_each(|page| {
+            ask(page);
+        });
+        let first = ask(40_000).expect("its cluster");
+        assert_eq!((first.clusters(1 << 30).count(), first.rows(1 << 30).count()), (0, 0));
+        assert_eq!(pages(ask(40_001)), [40_002, 40_003, 40_004, 40_005]);
+        // One that asks for nothing is read alone.
+        (0..512).for_each(|n| {
+            ask(n * n * 37 % 50_000);
+        });
+        assert_eq!(ask(60_000), None);
+    }
+
+    #[test]
+    fn random_faults_on_little_data_are_read_alone_although_all_are_near_streams() {
+        let mut streams = streams();
+        let mut dice = 1_u64;
+        let mut is_alone = |_: &u64| {
+            dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let page = dice >> 33 & 4095;
+            streams.fault(page, FaultOn::StoredPage, LIMITS, false, FAULTS).is_none()
+        };
+        let alone = (0..10_000).filter(&mut is_alone).count();
+        assert!(alone > 9_500, "{alone}");
+    }
+
+    #[test]
     fn clusters_are_asked_for_with_all_their_pages() {
         let window = Window { first: 2, stride: 1, count: 4, mark: 4 };
         let rows: Vec<_> = window.rows(1 << 30).collect();
@@ -563,7 +637,7 @@ mod tests {
 
     #[test]
     fn the_second_fault_in_a_cluster_asks_for_the_rest_of_it_and_is_no_step_of_a_stream() {
-        let mut streams = Streams::new();
+        let mut streams = streams();
         let mut ask = |page| streams.fault(page, FaultOn::StoredPage, LIMITS, false, FAULTS);
         assert!(ask(9).is_none() && ask(10).is_none());
         assert!(ask(10).is_some_and(|window| window.clusters(1 << 30).count() == 0));
@@ -573,7 +647,7 @@ mod tests {
 
     #[test]
     fn interleaved_streams_are_told_apart() {
-        let mut streams = Streams::new();
+        let mut streams = streams();
         let faults: Vec<u64> = (0..4).flat_map(|n| [1_000 + n, 5_000 + n, 9_000 + n]).collect();
         let asked = play(&mut streams, &faults);
         assert!(asked[..9].iter().all(Vec::is_empty), "{asked:?}");
@@ -586,7 +660,7 @@ mod tests {
     fn scattered_faults_ask_for_nothing() {
         let scattered: Vec<u64> =
             (0..1_000).map(|n: u64| n.wrapping_mul(0x9E37_79B1) % (1 << 20)).collect();
-        let asked = play(&mut Streams::new(), &scattered);
+        let asked = play(&mut streams(), &scattered);
         let wasted = asked.iter().filter(|pages| !pages.is_empty()).count();
         assert!(wasted <= 5, "{wasted} windows for random faults");
     }
@@ -596,7 +670,7 @@ mod tests {
         // 32 MiB, of which half fit: some fault is always near.
         let limits = WindowLimits { in_total: (1 << 10) / 12, in_chunks: 0 };
         let mut random = 42_u64;
-        let mut streams = Streams::new();
+        let mut streams = streams();
         let asked = (0..20_000).map(|_| {
             random = random.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(1);
             let page = (random >> 40) % 2_048;
@@ -608,13 +682,13 @@ mod tests {
 
     #[test]
     fn a_broken_stream_stops_asking() {
-        let asked = play(&mut Streams::new(), &[9, 10, 11, 12, 40, 33, 45]);
+        let asked = play(&mut streams(), &[9, 10, 11, 12, 40, 33, 45]);
         assert!(!asked[3].is_empty() && asked[4..].iter().all(Vec::is_empty), "{asked:?}");
     }
 
     #[test]
     fn many_streams_share_what_may_be_read_ahead() {
-        let mut streams = Streams::new();
+        let mut streams = streams();
         let limits = WindowLimits { in_total: 64, ..LIMITS };
         let mut last = 0;
         for n in 0..4 {
@@ -631,7 +705,7 @@ mod tests {
         const LEN: u64 = 100 * CHUNK;
         // A stream alone has room for chunks, two together have not.
         let limits = WindowLimits { in_total: 2 * CHUNK, in_chunks: 3 * CHUNK };
-        let mut streams = Streams::new();
+        let mut streams = streams();
         let mut by_chunks = [0; 3];
         for chunks in &mut by_chunks {
             let (mut page, mut read_ahead) = (0, 0..0);
@@ -657,7 +731,7 @@ mod tests {
 
     #[test]
     fn windows_end_at_the_edges_of_the_region() {
-        let mut streams = Streams::new();
+        let mut streams = streams();
         play(&mut streams, &[3, 2, 1]);
         let window = streams.fault(0, FaultOn::StoredPage, LIMITS, false, FAULTS);
         assert!(window.is_none_or(|window| window.clusters(100).count() == 0));

@@ -6,6 +6,7 @@ use crate::base::error::{Error, Result};
 use crate::base::sync::Ordering;
 use crate::base::units::{ByteCount, PageCount, PageId, SlotCount};
 use crate::limit::manager::MemoryManager;
+use crate::paging::page::chunk_state::Phase;
 use crate::paging::page::chunks::{CHUNK, ChunkId};
 use crate::paging::page::word::Word;
 use crate::paging::page::{CHUNK_PAGES, PAGE};
@@ -169,7 +170,9 @@ impl Tables {
         let is_empty = |page: usize| memory.word(PageId(page as u64)).load() == Word::EMPTY;
         let is_released = is_whole && pages.clone().all(is_empty) && release(pages);
         let bytes = if is_released { span.clear(chunk) } else { 0 };
-        (first..first + latched).for_each(|at| memory.chunks().unlatch_closed(ChunkId(at)));
+        let closed = Phase::Closed;
+        (first..first + latched)
+            .for_each(|at| memory.chunks().unlatch(ChunkId(at), closed, closed));
         if !is_whole && memory.chunks().is_busy(ChunkId(first + latched)) {
             self.note_emptied(chunk);
         }
