@@ -614,14 +614,19 @@ mod tests {
     #[test]
     fn random_faults_on_little_data_are_read_alone_although_all_are_near_streams() {
         let mut streams = streams();
+        let mut is_alone =
+            |page| streams.fault(page, FaultOn::StoredPage, LIMITS, false, FAULTS).is_none();
+        // It was read cluster by cluster before, each by two faults.
+        (0..4096).flat_map(|n| [n * 1001 % 4096; 2]).for_each(|page| {
+            is_alone(page);
+        });
         let mut dice = 1_u64;
-        let mut is_alone = |_: &u64| {
+        let mut random = || {
             dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            let page = dice >> 33 & 4095;
-            streams.fault(page, FaultOn::StoredPage, LIMITS, false, FAULTS).is_none()
+            dice >> 33 & 4095
         };
-        let alone = (0..10_000).filter(&mut is_alone).count();
-        assert!(alone > 9_500, "{alone}");
+        let alone = (0..10_000).filter(|_| is_alone(random())).count();
+        assert!(alone > 9_000, "{alone}");
     }
 
     #[test]
