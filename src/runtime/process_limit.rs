@@ -399,8 +399,7 @@ impl ProcessLimit {
         }
         // First what is absent: what the program touches after that counts as not far.
         let far = region.stats();
-        let absent = far.charged_bytes.0 - far.resident_bytes.0;
-        let counted = self.resident(beside)? + absent;
+        let counted = self.resident(beside)? + far.charged_bytes.0 - far.resident_bytes.0;
         beside.count_at = Instant::now() + now.elapsed() * COUNT_PART;
         Some(counted.saturating_sub(region.budget().charged().0))
     }

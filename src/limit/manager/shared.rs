@@ -156,10 +156,11 @@ impl ManagerState {
         let shares = self.shares.lock();
         let limit = self.budget.limit();
         let mut changed: [Option<Arc<Member>>; CONSUMERS_MAX] = [const { None }; CONSUMERS_MAX];
+        let floors = self.floors().0;
         for (slot, member) in changed.iter_mut().zip(self.each_member()) {
             let is_other = member.set_share(match self.is_temporary(&member) {
                 // Nobody can take it back, so it may not take what others' floors keep.
-                true => ByteCount(limit.0.saturating_sub(self.floors().0 - member.floor().0)),
+                true => ByteCount(limit.0.saturating_sub(floors.saturating_sub(member.floor().0))),
                 false => limit,
             });
             *slot = is_other.then_some(member);
