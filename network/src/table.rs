@@ -523,11 +523,10 @@ impl Table {
         let lacks = || self.servers[at].server.lacking.next_run(0, BLOCK).is_some();
         // Its witness has lived since before the first write: else some of them may be gone.
         let mut link = lock(&self.servers[at].witness);
-        // Afterwards again: who writes without this server either sees that it counts, or is seen here.
-        if !self.is_taken() || lacks() || !self.copies.join(at) {
-            return;
-        }
-        if lacks() || !link.is_usable() || flush_on(&mut link) != FlightEnd::Done {
+        if self.is_taken()
+            && let Some(is_whole) = self.copies.join(at, lacks)
+            && !(is_whole && link.is_usable() && flush_on(&mut link) == FlightEnd::Done)
+        {
             self.leave(at);
         }
     }

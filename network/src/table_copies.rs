@@ -31,7 +31,7 @@
 //!    that it is read and may be the last, when its own record is durable.
 
 use crate::ends::SERVERS_MAX;
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering, fence};
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -317,15 +317,17 @@ impl TableCopies {
         }
     }
 
-    /// A copy that was filled becomes a member, unless it was left out; returns whether it is.
-    pub(crate) fn join(&self, at: usize) -> bool {
+    /// A copy that was filled becomes a member, unless it `lacks` something or was left out: then `None`. `Some(false)`: it
+    /// lacks what was written meanwhile, and is to be left out.
+    pub(crate) fn join(&self, at: usize, lacks: impl Fn() -> bool) -> Option<bool> {
         let mut list = self.list();
-        let word = self.word();
-        let may_join = list.generation > 0 && list.left_out >> at & 1 == 0;
-        if may_join {
-            self.change(&mut list, false, word.whole(), word.members() | 1 << at);
+        if lacks() || list.generation == 0 || list.left_out >> at & 1 == 1 {
+            return None;
         }
-        may_join
+        let word = self.word();
+        self.change(&mut list, false, word.whole(), word.members() | 1 << at);
+        fence(Ordering::SeqCst); // Pairs with that in `agreed`: who writes without the copy sees it, or is seen here.
+        Some(!lacks())
     }
 
     /// Leaves a copy out; returns whether it is, which the last whole one never is.
@@ -351,8 +353,9 @@ impl TableCopies {
         !each(word.members()).any(|at| (1..word.left()).contains(&recorded(at)))
     }
 
-    /// How far that has come which these servers have done.
+    /// How far that has come which these servers have done. What the others lack is known.
     pub(crate) fn agreed(&self, done: Servers) -> Agreed {
+        fence(Ordering::SeqCst); // Pairs with that in `join`.
         let word = self.word();
         match word.members() & !done {
             _ if word.whole() & done == 0 => Agreed::Lost,
@@ -725,7 +728,8 @@ mod models {
                 }
                 Happening::Join(at) => {
                     let is_left_out = client.left_out >> at & 1 == 1;
-                    assert_eq!(copies.join(at), !is_left_out, "a late write is not known of");
+                    let joined = copies.join(at, || false);
+                    assert_eq!(joined.is_none(), is_left_out, "a late write is not known of");
                 }
                 Happening::Late(at) => {
                     self.servers[at].content = self.servers[at].late.take().expect("it is late");
@@ -761,5 +765,34 @@ mod models {
             );
             assert!(openings > 1000, "it shows nothing");
         }
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    use super::*;
+    use crate::blocks::{BLOCK, BlockSet};
+    use loom::sync::Arc;
+    use loom::thread;
+
+    #[test]
+    fn loom_a_copy_that_joins_has_what_was_reported_without_it() {
+        loom::model(|| {
+            let copies = TableCopies::new();
+            let mut chosen = ChosenCopies { table: 1, copies: Default::default(), members: 0b01 };
+            (chosen.copies[0], chosen.copies[1].id) = (CopyRecord { id: 1, counted: 1 }, 2);
+            copies.begin(&chosen);
+            let world = Arc::new((copies, BlockSet::new(BLOCK)));
+            let other = Arc::clone(&world);
+            let writer = thread::spawn(move || {
+                let (copies, lacking) = &*other;
+                lacking.insert(0, BLOCK);
+                copies.agreed(0b01) == Agreed::Done
+            });
+            let (copies, lacking) = &*world;
+            let joined = copies.join(1, || lacking.has_any(0, BLOCK));
+            let is_reported = writer.join().expect("the writer");
+            assert!(!(is_reported && joined == Some(true)), "it counts without what was written");
+        });
     }
 }
