@@ -45,6 +45,7 @@ mod server;
 mod server_mark;
 mod set_queue;
 mod shared;
+mod silence;
 mod spans;
 mod stream;
 mod striped_parts;

@@ -202,6 +202,10 @@ impl Link {
         self.in_flight == 0
     }
 
+    pub(crate) fn heard(&self) -> Instant {
+        self.heard
+    }
+
     pub(crate) fn raw_fd(&self) -> Option<RawFd> {
         self.stream.raw_fd()
     }
@@ -488,7 +492,7 @@ impl Link {
 
     /// Ends a connection without requests as the protocol has it.
     pub(crate) fn take_leave(&mut self) {
-        if self.in_flight == 0 {
+        if self.in_flight == 0 && self.is_open() {
             let mut goodbye = wire::request(NbdCommand::Disconnect, 0, 0, 0);
             let part = [IoSlice::new(goodbye.as_mut_ptr(), REQUEST_LEN)];
             // SAFETY: the bytes live during the call. A server that does not get them sees the connection end.

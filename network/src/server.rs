@@ -17,6 +17,7 @@ use crate::link::{BufferTable, FlightEnd, Link};
 use crate::read_times::ReadTimes;
 use crate::seat::{Seat, Seated};
 use crate::server_mark::MARK_LEN;
+use crate::silence::Silence;
 use crate::stream::{Connection, NbdStream, Timed};
 use crate::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::sys::{self, Awaited, IoSlice, WaitTerm};
@@ -143,9 +144,10 @@ struct ServerCounts {
     read_times: ReadTimes,
 }
 
-/// The content of the server's first block, and the thread that looks after it.
+/// The server's first block and its connections, and the thread that looks after them, the tender.
 #[derive(Debug, Default)]
 struct Tending {
+    seats: Mutex<Vec<Arc<Seat>>>,
     mark: Mutex<Mark>,
     thread: Mutex<Option<Thread>>,
     is_closed: AtomicBool,
@@ -156,7 +158,6 @@ pub(crate) struct NbdServer {
     address: ServerAddress,
     endpoint: Endpoint,
     export: Export,
-    seats: Mutex<Vec<Arc<Seat>>>,
     state: AtomicU64,
     /// Number of the server's life: another one after each restart without content.
     life: AtomicU64,
@@ -168,6 +169,7 @@ pub(crate) struct NbdServer {
     has_others: bool,
     /// Of a table's server.
     lease: Option<Lease>,
+    pub(super) silence: Silence,
 }
 
 impl fmt::Debug for NbdServer {
@@ -196,13 +198,13 @@ impl NbdServer {
             lacking: BlockSet::new(export.size()),
             barred: BlockSet::new(export.size()),
             export,
-            seats: Mutex::default(),
             state: AtomicU64::new(ServerState::Up as u64),
             life: AtomicU64::new(0),
             counts: ServerCounts::default(),
             tending: Tending::default(),
             has_others,
             lease: None,
+            silence: Silence::new(),
         })
     }
 
@@ -280,7 +282,7 @@ impl NbdServer {
             Ok(None) => return Err(io::ErrorKind::PermissionDenied.into()),
             Err(error) => return Err(error),
         }
-        let mut seats = self.seats.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seats = self.tending.seats.lock().unwrap_or_else(PoisonError::into_inner);
         seats.retain(|seat| Arc::strong_count(seat) > 1);
         seats.push(Arc::clone(&seat));
         Ok(seat)
@@ -289,7 +291,7 @@ impl NbdServer {
     /// Adds a place for a connection that is made when it is asked for.
     pub(crate) fn add_empty_seat(&self) -> Arc<Seat> {
         let seat = Arc::new(Seat::default());
-        self.seats.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&seat));
+        self.tending.seats.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&seat));
         seat
     }
 
@@ -569,7 +571,7 @@ impl NbdServer {
     }
 
     fn asked_seat(&self) -> Option<Arc<Seat>> {
-        let seats = self.seats.lock().unwrap_or_else(PoisonError::into_inner);
+        let seats = self.tending.seats.lock().unwrap_or_else(PoisonError::into_inner);
         seats.iter().find(|seat| seat.is_asked() && Arc::strong_count(seat) > 1).cloned()
     }
 

@@ -131,7 +131,7 @@ impl QueueLine {
         if self.server.is_taken() {
             return false;
         }
-        if !self.link.is_usable() {
+        if !self.server.silence.spares(&mut self.link) {
             let Some(seated) = self.seat.take() else {
                 self.server.ask(&self.seat);
                 return false;
@@ -458,7 +458,11 @@ impl SetQueue {
             self.lines[at].link.excuse(unheard, now);
             let QueueLine { link, server, life, .. } = &self.lines[at];
             let is_useless = server.is_taken() || !server.is_life(*life);
-            if link.is_stalled(now, self.shared.stall()) || link.is_open() && is_useless {
+            let is_stalled = link.is_stalled(now, self.shared.stall());
+            if is_stalled {
+                server.silence.note();
+            }
+            if is_stalled || link.is_open() && is_useless {
                 self.break_off(at);
             }
         }

@@ -227,7 +227,7 @@ impl ServerSet {
             let mut is_asked = false;
             for spare in &self.spares[at] {
                 let mut run = |line: &mut SpareLine, seat: &Seat| {
-                    if !line.link.is_usable() {
+                    if !server.silence.spares(&mut line.link) {
                         let seated = if is_asked { None } else { seat.take() };
                         let Some(seated) = seated else {
                             // One at a time: mostly one is enough.
@@ -252,6 +252,9 @@ impl ServerSet {
                     if !line.link.is_open() {
                         server.count(ServerEvent::Break);
                         server.ask(seat);
+                        if term.left().is_zero() {
+                            server.silence.note();
+                        }
                     }
                     Some(match run.unwrap_or(FlightEnd::Lost) {
                         // By a server that has lost what it had.

@@ -111,6 +111,29 @@ fn a_stopped_server_delays_a_write_by_the_time_for_silence_only() {
 }
 
 #[test]
+fn a_stopped_server_is_waited_for_once_by_all_connections_together() {
+    let servers = two();
+    // Only the server that is stopped falls silent for so long.
+    let client = client_of(&servers, NbdTimes { stall: Duration::from_secs(2), ..PATIENT });
+    let mut queues: Vec<NbdQueue> =
+        (0..3).map(|_| client.open_queue(4).expect("a queue")).collect();
+    let mut write_and_trim = |byte| {
+        // Each its own page: where a late write may come there is no other.
+        for (at, queue) in queues.iter_mut().enumerate() {
+            let place = ((1 + at) * PAGE) as u64;
+            assert_eq!(run(queue, false, place, &mut Page::of(byte, PAGE)), Ending::Done);
+        }
+        client.trim(5 * PAGE as u64, PAGE as u64).expect("a server trims");
+    };
+    write_and_trim(1);
+    servers[0].control.pause(true);
+    write_and_trim(2);
+    let stats = client.stats();
+    assert_eq!((stats[0].breaks, stats[1].breaks), (1, 0), "{stats:?}");
+    servers[0].control.pause(false);
+}
+
+#[test]
 fn a_server_that_began_anew_is_filled_and_then_counts() {
     let servers = two();
     let client = client_of(&servers, QUICK);
