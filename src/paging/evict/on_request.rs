@@ -18,7 +18,9 @@ impl Evictor {
         // Before the count, so that what was freed before somebody asked is counted.
         self.space.is_asked |= self.requests.take_discard();
         let now = Instant::now();
-        let is_quiet = self.space.is_quiet(self.pager.slots().transfers(), now);
+        // Not while writes wait for a device: one that hangs is no quiet one, and would keep the evictor.
+        let is_quiet =
+            self.space.is_quiet(self.pager.slots().transfers(), now) && self.writes.is_idle();
         let (stale, used) = self.pager.slots().map().stale();
         let is_plenty = self.space.is_plenty(stale, used, now);
         if stale.0 == 0 {
