@@ -21,16 +21,20 @@ pub enum Ending {
     Failed(i32),
     /// No server has the bytes, and one may still write them: the place must not be used again.
     Late,
+    /// Nothing was sent, for an earlier write may still reach the place: it must not be used again, and others can be.
+    Barred,
 }
 
 impl Ending {
-    /// The error, with `late` for one that may be carried out all the same; `None`: it was done.
+    /// The error, with `late` for one that may be carried out all the same, and `barred` for one whose place is to be
+    /// another; `None`: it was done.
     #[must_use]
-    pub fn errno(self, late: i32) -> Option<i32> {
+    pub fn errno(self, late: i32, barred: i32) -> Option<i32> {
         match self {
             Ending::Done => None,
             Ending::Failed(errno) => Some(errno),
             Ending::Late => Some(late),
+            Ending::Barred => Some(barred),
         }
     }
 }

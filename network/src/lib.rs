@@ -9,7 +9,7 @@
 //! place up. Of a table ([`Client::of_table`]), whose places are fixed, it has for as long as the table is open.
 //!
 //! # Guarantees
-//! 1. A place that a write may still reach late is never written again in this process ([`Ending::Late`]).
+//! 1. A place that a write may still reach late is never written again in this process ([`Ending::Barred`]).
 //! 2. A read that ends as [`Ending::Done`] has filled its buffers with what one server returned, and none that is known to
 //!    lack the bytes. Whether they are right is up to the caller, who has a hash of them: read again, they come from
 //!    another server.

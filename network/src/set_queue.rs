@@ -20,7 +20,7 @@
 //!
 //!   a place, of one server:
 //!     free --write--> busy --Done--> holds the bytes --write--> busy ...
-//!                       '--Lost--> barred, for ever: later writes there are Late at once, without being sent
+//!                       '--Lost--> barred, for ever: later writes there are Barred at once, without being sent
 //! ```
 //! Trims are writes in this: one that is late destroys what was written after it.
 //!
@@ -392,7 +392,7 @@ impl SetQueue {
         let (offset, len) = self.requests.pending[index].range();
         self.recent[(offset >> 12) as usize % RECENT].by = 0;
         let Ok(is_copied) = self.shared.begin_write(offset, len) else {
-            return self.requests.end(index, Ending::Late);
+            return self.requests.end(index, Ending::Barred);
         };
         let started = self.requests.pending[index].started;
         for (at, line) in self.lines.iter_mut().enumerate() {

@@ -644,9 +644,9 @@ impl StripedQueue {
         let failed = match ending {
             Ending::Done => None,
             Ending::Failed(errno) => Some(errno),
-            Ending::Late => Some(libc::ECONNRESET),
+            Ending::Late | Ending::Barred => Some(libc::ECONNRESET),
         };
-        stripe.is_late |= ending == Ending::Late;
+        stripe.is_late |= matches!(ending, Ending::Late | Ending::Barred);
         if let Some(errno) = failed {
             let server = self.stripes.layout().server(rows.span, column);
             (stripe.is_failed, stripe.errno) = (true, errno);

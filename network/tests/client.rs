@@ -263,10 +263,10 @@ fn a_place_that_a_late_write_may_reach_is_not_written_again() {
     let mut new = Page::of(2, PAGE);
     until_done(&mut queue, false, 8192, &mut new);
     // Nobody can use the old place, by whichever queue and as part of whichever range.
-    assert_eq!(run(&mut queue, false, 0, &mut new), Ending::Late);
+    assert_eq!(run(&mut queue, false, 0, &mut new), Ending::Barred);
     let mut other = client.open_queue(1).expect("a queue");
     let mut long = Page::of(4, 2 * PAGE);
-    assert_eq!(run(&mut other, false, 0, &mut long), Ending::Late);
+    assert_eq!(run(&mut other, false, 0, &mut long), Ending::Barred);
     assert_eq!(server.control.carry_out_held(), 1);
     let mut found = Page::of(9, PAGE);
     until_done(&mut queue, true, 8192, &mut found);
@@ -329,7 +329,7 @@ fn a_late_trim_bars_its_place() {
     client.trim(0, 8192).expect("nobody needs the bytes");
     server.control.behave();
     let mut page = Page::of(2, PAGE);
-    assert_eq!(run(&mut queue, false, 4096, &mut page), Ending::Late);
+    assert_eq!(run(&mut queue, false, 4096, &mut page), Ending::Barred);
     assert_eq!(run(&mut queue, false, 8192, &mut page), Ending::Done);
 }
 

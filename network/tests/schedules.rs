@@ -200,7 +200,7 @@ impl World {
                     self.free.extend(old.map(|old| old.place));
                 }
                 Ending::Failed(_) => self.free.push(place),
-                Ending::Late => self.retired += 1,
+                Ending::Late | Ending::Barred => self.retired += 1,
             }
         }
         // Places are used again in another order.

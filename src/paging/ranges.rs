@@ -211,7 +211,8 @@ impl RangeAllocator {
             let is_unused = |span: &usize| {
                 let first = span * per_span;
                 let count = per_span.min(self.total - first);
-                !state.any_live(PageRange { first, count })
+                let mut words = masks(PageRange { first, count });
+                words.all(|(word, mask)| state.live[word] & mask == 0)
             };
             inner + edges(range, per_span).filter(is_unused).count() as u64
         })
@@ -288,10 +289,6 @@ impl RangeState {
 
     fn is_live(&self, range: PageRange) -> bool {
         masks(range).all(|(word, mask)| self.live[word] & mask == mask)
-    }
-
-    fn any_live(&self, range: PageRange) -> bool {
-        masks(range).any(|(word, mask)| self.live[word] & mask != 0)
     }
 }
 

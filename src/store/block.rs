@@ -28,6 +28,7 @@ use crate::sys::{EMFILE, ENFILE};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 
 /// Smallest store.
@@ -251,7 +252,7 @@ impl BlockStore {
         let mut device = Device::new(fd, kind, capacity, path.to_path_buf(), caching, Named::Yes);
         device.set_place(place.start, below);
         if kind == FileKind::Block && file::can_discard(info.device) == Some(false) {
-            device.forbid_discard();
+            *device.no_discard.get_mut() = true;
         }
         Ok(BlockStore::new(device))
     }
@@ -302,7 +303,7 @@ impl BlockStore {
             })?;
             at += piece;
         }
-        self.device.keep_space();
+        self.device.reserved.store(true, Ordering::Relaxed);
         Ok(())
     }
 

@@ -50,10 +50,10 @@ pub(super) struct Device {
     caching: Caching,
     /// The files below a loop device, locked.
     below: Vec<Private<OwnedFd>>,
-    /// The kernel said that space cannot be returned.
-    no_discard: AtomicBool,
-    /// The file has its space, and keeps it.
-    reserved: AtomicBool,
+    /// The kernel has no way to return space.
+    pub(super) no_discard: AtomicBool,
+    /// The file has its space, and keeps it: what is discarded is only forgotten.
+    pub(super) reserved: AtomicBool,
     room: Room,
     /// The file's name is known to be on the device.
     is_name_durable: AtomicBool,
@@ -147,16 +147,6 @@ impl Device {
 
     pub(super) fn is_named(&self) -> bool {
         self.called.named == Named::Yes
-    }
-
-    /// The kernel is known to have no way to return space.
-    pub(super) fn forbid_discard(&self) {
-        self.no_discard.store(true, Ordering::Relaxed);
-    }
-
-    /// The file has its space, and keeps it: what is discarded is only forgotten.
-    pub(super) fn keep_space(&self) {
-        self.reserved.store(true, Ordering::Relaxed);
     }
 
     /// The file and how it is used, in front of and behind what the store says of its engine.

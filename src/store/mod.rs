@@ -77,9 +77,13 @@ pub(crate) const WATCHES_MAX: usize = 4;
 /// again. No device or file reports it.
 pub(crate) const LATE: i32 = libc::ECONNABORTED;
 
-/// True if a failed write may still be carried out.
+/// `errno` of a write that was not begun, because an earlier one may still reach its place, which is not to be used again.
+/// No device or file reports it.
+pub(crate) const BARRED: i32 = libc::EREMCHG;
+
+/// True if a failed write, or one before it, may still be carried out.
 pub(crate) fn may_come_late(error: &Error) -> bool {
-    matches!(error, Error::Io { errno: LATE, .. })
+    matches!(error, Error::Io { errno: LATE | BARRED, .. })
 }
 
 /// Direction of a request.
@@ -338,7 +342,7 @@ const _: () = assert!(ZEROS_LEN.is_multiple_of(IO_ALIGN as u64));
 /// 2. Of a request that is reported as done, all bytes were moved.
 /// 3. [`in_flight`](Queue::in_flight) counts all requests that may still use their buffers.
 /// 4. A write that is reported as failed is not carried out later, unless the error's `errno` is `ECONNABORTED`: its
-///    place is not used again then.
+///    place is not used again then. Nor is that of one with `EREMCHG`, which was not begun and is made elsewhere.
 pub unsafe trait Queue: Send {
     /// Accepts a request; nothing happens before [`submit`](Queue::submit). Returns whether there
     /// was room (`false`: the depth is reached, collect completions first).

@@ -9,7 +9,7 @@
 
 use super::block::{CAPACITY_MIN, check_capacity};
 use super::signature::{Use, pages_within, refused};
-use super::{LATE, Op, Queue, Request, Store, WATCHES_FULL, check_range};
+use super::{BARRED, LATE, Op, Queue, Request, Store, WATCHES_FULL, check_range};
 use crate::base::error::{Error, Result};
 use crate::base::local::keep_local;
 use crate::base::units::ByteCount;
@@ -152,8 +152,8 @@ fn unusable(error: NetworkError) -> Error {
 }
 
 // SAFETY: a read is done when one server has sent all of its bytes, or they were computed; places that a late write may
-// reach are not written again by the client, which reports them as `LATE`. Whether servers keep what they took, checksums
-// tell.
+// reach are not written again by the client, which reports `LATE` and `BARRED`. Whether servers keep what they took,
+// checksums tell.
 unsafe impl Store for NetworkStore {
     fn capacity(&self) -> ByteCount {
         ByteCount(self.pages.end - self.pages.start)
@@ -234,7 +234,7 @@ unsafe impl Queue for NetworkQueue {
     fn wait(&mut self, timeout: Duration, done: &mut dyn FnMut(u64, Result<()>)) -> Result<bool> {
         let (name, start) = (&self.name, self.pages.start);
         let mut report = |end: NbdEnd| {
-            let errno = end.ending.errno(LATE).map(Errno);
+            let errno = end.ending.errno(LATE, BARRED).map(Errno);
             let op = if end.is_read { Op::Read } else { Op::Write };
             let failed = |errno| Err(op.failed(name, end.offset - start, end.len.into(), errno));
             done(end.token, errno.map_or(Ok(()), failed));

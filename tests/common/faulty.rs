@@ -64,6 +64,7 @@ struct Plan {
     random: AtomicU64,
     injected: AtomicU64,
     held: AtomicU64,
+    discards: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -195,6 +196,12 @@ impl FaultControl {
     #[must_use]
     pub(crate) fn injected(&self) -> u64 {
         self.plan.injected.load(Ordering::Relaxed)
+    }
+
+    /// Calls of [`Store::discard`] so far.
+    #[must_use]
+    pub(crate) fn discards(&self) -> u64 {
+        self.plan.discards.load(Ordering::Relaxed)
     }
 
     /// Requests of all queues that are finished but held back.
@@ -372,6 +379,7 @@ unsafe impl Store for FaultyStore {
     }
 
     unsafe fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        self.plan.discards.fetch_add(1, Ordering::Relaxed);
         match self.plan.gone() {
             Some(errno) => Err(Error::Io {
                 op: "discard",

@@ -283,6 +283,49 @@ fn a_discarded_page_can_be_used_while_its_write_is_stuck() {
     wait_until("slots come back", || far.stats().stored_bytes.0 == 0);
 }
 
+/// A write that hangs moves no pages, which is no reason to take the device for a quiet one: the evictor would wait for it.
+#[test]
+fn a_device_that_hangs_is_not_asked_to_take_space_back() {
+    let _watchdog = watchdog("space of a device that hangs", HUNG);
+    let config = config(Install::Auto).deadline(HUNG);
+    let pages = 3 * (config.limit.0 / 4096) as usize;
+    let Some(far) = Far::new(config, pages, 1) else { return };
+    far.fill(0..64);
+    far.region.evict_all().expect("the device takes them");
+    far.control.pause();
+    std::thread::scope(|scope| {
+        scope.spawn(|| far.fill(64..pages));
+        wait_until("writes", || far.control.held() > 0);
+        let before = far.control.discards();
+        far.discard(0..32);
+        // Three times as long as until a device counts as quiet.
+        std::thread::sleep(Duration::from_millis(1500));
+        let meanwhile = far.control.discards();
+        far.control.release();
+        assert_eq!(meanwhile, before);
+    });
+    far.check(32..pages);
+    far.expect_healthy();
+    far.discard(32..pages);
+    wait_until("space goes back", || far.control.discards() > 0);
+}
+
+/// Places where an earlier write may still come.
+#[test]
+fn pages_whose_places_are_barred_go_elsewhere_and_nothing_has_failed() {
+    let _watchdog = watchdog("barred places", HUNG);
+    for &install in WAYS {
+        let pages = 3 * (config(install).limit.0 / 4096) as usize;
+        let Some(far) = Far::new(config(install), pages, seed("barred places")) else { return };
+        far.control.fail_fraction(Op::Write, 200_000, libc::EREMCHG);
+        far.fill(0..pages);
+        far.region.evict_all().expect("no write has failed");
+        far.check(0..pages);
+        far.expect_healthy();
+        assert!(far.control.injected() > 0 && far.stats().write_errors == 0, "{:?}", far.stats());
+    }
+}
+
 #[test]
 fn random_write_errors_lose_nothing() {
     let _watchdog = watchdog("random write errors", HUNG);

@@ -373,7 +373,7 @@ fn a_write_that_no_server_has_is_late_as_on_one_and_leaves_none_out() {
     }
     assert_eq!(write(&client, 1, 2), Ending::Late);
     servers.iter().for_each(|server| server.control.behave());
-    assert_eq!(write(&client, 1, 3), Ending::Late, "it is not written again");
+    assert_eq!(write(&client, 1, 3), Ending::Barred, "it is not written again");
     assert_eq!(write(&client, 2, 3), Ending::Done);
     assert!(are_those(&servers, &[0, 1]));
     servers[1].control.carry_out_held();
@@ -571,7 +571,7 @@ fn what_a_flush_has_promised_outlives_the_power_of_each_copy_that_counts() {
                 2 if step % 6 == 0 => struck.server.control.kill(false),
                 1..=7 => match run(&mut queue, false, offset, &mut Page::of(byte, PAGE)) {
                     Ending::Done => *allowed = vec![byte],
-                    Ending::Failed(_) | Ending::Late => allowed.push(byte),
+                    Ending::Failed(_) | Ending::Late | Ending::Barred => allowed.push(byte),
                 },
                 _ => {
                     let mut page = Page::of(!byte, PAGE);

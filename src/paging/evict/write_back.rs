@@ -1,6 +1,6 @@
 //! Write-back: dirty pages get runs of slots and leave in large writes; what fails comes back.
 
-use crate::base::error::Result;
+use crate::base::error::{Error, Result};
 use crate::base::units::{ByteCount, SlotCount, SlotId};
 use crate::paging::diagnostics;
 use crate::paging::evict::outgoing::Outgoing;
@@ -12,7 +12,7 @@ use crate::paging::pager::Pager;
 use crate::paging::pager::health::{NO_SLOT, errno_of};
 use crate::paging::probes::{self, StallReason};
 use crate::paging::transfer::{Aim, LONG_MAX, Transfer, Transfers};
-use crate::store::{Op, Store, may_come_late};
+use crate::store::{BARRED, Op, Store, may_come_late};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -211,17 +211,23 @@ impl WriteBack {
                 write.pages().for_each(|(slot, frame)| self.written(slot, frame, outgoing));
             }
             Err(error) => {
-                diagnostics::write_failed(&error, self.pager.slots().store().room());
-                self.fail(errno_of(&error) as u32);
-                let is_late = may_come_late(&error);
+                // These slots cannot be written, and nothing has failed: others can.
+                let is_barred = matches!(error, Error::Io { errno: BARRED, .. });
+                if !is_barred {
+                    diagnostics::write_failed(&error, self.pager.slots().store().room());
+                    self.fail(errno_of(&error) as u32);
+                }
                 for (slot, frame) in write.pages() {
                     // One that a late write may reach stays in use for ever.
-                    self.pager.slots().put(Some(slot).filter(|_| !is_late));
+                    self.pager.slots().put(Some(slot).filter(|_| !may_come_late(&error)));
                     if self.pager.frames().slot(frame) == Some(slot) {
                         // Half written: not the page's any more.
                         self.pager.frames().forget_slot(frame);
                     }
-                    self.put_back(frame, outgoing);
+                    match is_barred {
+                        true => self.dirty.push(frame),
+                        false => self.put_back(frame, outgoing),
+                    }
                 }
             }
         }
