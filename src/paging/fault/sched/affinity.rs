@@ -24,7 +24,7 @@ const STREAK_TIME_MAX: Duration = Duration::from_millis(8);
 /// Points that a fault of another kind takes from the score; at zero the thread is not followed any more.
 const DISTURBANCE: u32 = 4;
 /// Faults for which no thread is followed after a denial, doubled with each that comes at once.
-const HOLD_OFF: u32 = 64;
+const HOLD_OFF: u32 = 16;
 const DENIALS_MAX: u32 = 4;
 /// Times that the handler had to be woken after which it looks where its thread runs now: a thread
 /// on the same processor needs to wake it rarely.
@@ -136,15 +136,6 @@ impl HoldOff {
         self.faults_left -= u32::from(is_held);
         is_held
     }
-
-    fn denied(&mut self) {
-        self.faults_left = HOLD_OFF << self.denials;
-        self.denials = (self.denials + 1).min(DENIALS_MAX);
-    }
-
-    fn granted(&mut self) {
-        self.denials = 0;
-    }
 }
 
 /// Which thread a handler follows.
@@ -215,14 +206,15 @@ impl Affinity {
             IdleState::Normal => self.consider_following(sched),
             IdleState::Requested => {}
             IdleState::Idle => {
-                self.hold_off.granted();
+                self.hold_off.denials = 0;
                 if arrival.woke_handler {
                     self.binding.woken_by(self.thread, sched.idle_policies.bystanders());
                 }
             }
             IdleState::Denied => {
                 sched.idle_policies.of(self.handler).accept_denial();
-                self.hold_off.denied();
+                self.hold_off.faults_left = HOLD_OFF << self.hold_off.denials;
+                self.hold_off.denials = (self.hold_off.denials + 1).min(DENIALS_MAX);
                 self.unbind(sched);
                 // Still the thread that faults alone: other handlers would only be woken for nothing.
                 self.start(self.thread);

@@ -35,10 +35,10 @@ use std::time::{Duration, Instant};
 /// Maximum time that a handler keeps the policy without finishing a turn.
 const TICK: Duration = Duration::from_millis(1);
 /// How long a handler that starved is denied the policy, doubled up to the maximum when it starves
-/// again soon: a policy that was kept this many times longer was worth it.
-const DENIED_MIN: Duration = Duration::from_millis(5);
+/// again soon: a policy that was kept for 20 times what starving costs, two ticks, was worth it.
+const DENIED_MIN: Duration = Duration::from_millis(2);
 const DENIED_MAX: Duration = Duration::from_millis(320);
-const WORTH_IT: u32 = 10;
+const WORTH_IT: Duration = Duration::from_millis(40);
 
 const NORMAL: u32 = 0;
 const REQUESTED: u32 = 1;
@@ -243,9 +243,8 @@ fn check(policy: &IdlePolicy, history: &mut History, has_faults: impl Fn() -> bo
     if !resting && thread::wants_processor(handler) == Some(false) {
         return;
     }
-    let worth_it = history.granted.elapsed() > history.denied_for * WORTH_IT;
-    history.denied_for =
-        if worth_it { DENIED_MIN } else { (history.denied_for * 2).min(DENIED_MAX) };
+    let soon = history.granted.elapsed() < WORTH_IT;
+    history.denied_for = if soon { (history.denied_for * 2).min(DENIED_MAX) } else { DENIED_MIN };
     history.denied_until = Some(Instant::now() + history.denied_for);
     end(policy, DENIED);
 }
@@ -266,4 +265,30 @@ fn end(policy: &IdlePolicy, then: u32) {
         ),
     }
     thread::run_anywhere(handler);
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// A handler has the policy since `kept` ago, starves, and was denied for the maximum the last time: returns for how long now.
+    fn denied_after(kept: Duration) -> Duration {
+        let policies = IdlePolicies::new(1).expect("a descriptor");
+        // The thread of the test, which runs, and so wants a processor.
+        policies.of(0).adopt();
+        policies.of(0).state.store(IDLE, Ordering::Relaxed);
+        let mut supervisor = PolicySupervisor::new(1);
+        let history = &mut supervisor.histories[0];
+        history.granted = Instant::now().checked_sub(kept).expect("the machine runs for longer");
+        history.denied_for = DENIED_MAX;
+        supervisor.look(&policies, || true);
+        assert_eq!(policies.of(0).state(), IdleState::Denied);
+        supervisor.histories[0].denied_for
+    }
+
+    #[test]
+    fn a_handler_that_starves_is_denied_for_long_only_where_it_had_the_policy_briefly() {
+        assert_eq!(denied_after(Duration::from_millis(500)), DENIED_MIN);
+        assert_eq!(denied_after(Duration::ZERO), DENIED_MAX);
+    }
 }
