@@ -376,6 +376,13 @@ impl Region {
         &self.extents
     }
 
+    /// The calling thread, which maintains the tier, keeps off the processor of a handler that gives way while it does `run`.
+    #[cfg(feature = "heap")]
+    pub(crate) fn as_bystander(&self, run: impl FnOnce()) {
+        let who = crate::paging::fault::sched::Bystander::Maintenance;
+        self.pager.sched().idle_policies().bystanders().with(who, run);
+    }
+
     /// How the heap above is told to give free memory back.
     #[cfg(feature = "heap")]
     pub(crate) fn purge(&self) -> &Purge {

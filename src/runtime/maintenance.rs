@@ -143,7 +143,7 @@ impl Maintenance {
             heap::pin_thread_local();
             begun.send(()).expect("the starting thread waits");
             drop(begun);
-            run(arenas, &cared, &beside, live, &stopped);
+            cared.as_bystander(|| run(arenas, &cared, &beside, live, &stopped));
         };
         let _blocked = SignalsBlocked::new();
         let thread = thread::spawn("farheap-maintain", run)?;

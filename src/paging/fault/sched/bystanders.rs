@@ -17,11 +17,12 @@ const NO_THREAD: u32 = 0;
 pub(in crate::paging) enum Bystander {
     Evictor,
     Supervisor,
+    Maintenance,
 }
 
 /// See [module](self).
 #[derive(Debug, Default)]
-pub(in crate::paging) struct Bystanders([AtomicU32; 2]);
+pub(in crate::paging) struct Bystanders([AtomicU32; 3]);
 
 impl Bystanders {
     /// The calling thread is a bystander while it does `run`.
