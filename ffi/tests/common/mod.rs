@@ -100,8 +100,8 @@ impl Compiler {
         command
     }
 
-    /// The options to test a program with: as it is, and with AddressSanitizer where the
-    /// compiler has its runtime; says so where it has not.
+    /// The options to test a program with: as it is, and with AddressSanitizer, by the last of a language's compilers that
+    /// has its runtime: it finds the same by each. Says so where none has.
     pub(crate) fn ways(self) -> Vec<&'static [&'static str]> {
         static WITH_ASAN: Mutex<BTreeMap<&str, bool>> = Mutex::new(BTreeMap::new());
         let mut ways = vec![&[][..]];
@@ -109,10 +109,13 @@ impl Compiler {
             return ways;
         }
         let mut known = WITH_ASAN.lock().unwrap_or_else(PoisonError::into_inner);
-        if *known.entry(self.name).or_insert_with(|| self.links_asan()) {
-            ways.push(ASAN);
-        } else {
-            println!("skipped: {} has no runtime for AddressSanitizer", self.name);
+        let mut links = |of: &Compiler| *known.entry(of.name).or_insert_with(|| of.links_asan());
+        let is_of = |list: &[Compiler]| list.iter().any(|of| of.name == self.name);
+        let language = if is_of(C) { C } else { CPP };
+        match language.iter().rev().find(|of| links(of)) {
+            Some(last) if last.name == self.name => ways.push(ASAN),
+            Some(_) => {}
+            None => println!("skipped: {} has no runtime for AddressSanitizer", self.name),
         }
         ways
     }
@@ -237,13 +240,35 @@ pub(crate) fn succeed(command: &mut Command) -> Output {
 /// Tiers are kept for ever by design: threads may hold references into one that is gone.
 const KEPT: &str = "leak:farheap::heap::far_arenas\n";
 
+/// A directory in memory for what a program writes: on a disk some of these programs took ten times as long, and did to it
+/// what the tests of the library do.
+pub(crate) fn in_memory() -> TempDir {
+    // Of a container it may be small.
+    let asked = Command::new("stat").args(["-f", "-c", "%a %S", "/dev/shm"]).output();
+    let said = asked.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+    let numbers = said.unwrap_or_default();
+    let room: u64 = numbers.split_whitespace().map(|part| part.parse().unwrap_or(0)).product();
+    let there = (room >= 2 << 30).then(|| tempfile::tempdir_in("/dev/shm"));
+    there.and_then(Result::ok).unwrap_or_else(on_disk)
+}
+
+pub(crate) fn on_disk() -> TempDir {
+    tempfile::tempdir().expect("a directory")
+}
+
 /// Runs a compiled test program; see [`run`].
 pub(crate) fn run_program(program: &Path) {
-    let dir = tempfile::tempdir().expect("a directory");
+    run_program_in(in_memory(), program);
+}
+
+/// The same with a directory for what it writes.
+pub(crate) fn run_program_in(dir: TempDir, program: &Path) {
     let known = dir.path().join("known");
     std::fs::write(&known, KEPT).expect("room");
     let options = format!("suppressions={}:print_suppressions=0", known.display());
-    run(Command::new(program).env("LSAN_OPTIONS", options).current_dir(dir.path()));
+    let mut command = Command::new(program);
+    command.env("LSAN_OPTIONS", options).env("TMPDIR", dir.path()).current_dir(dir.path());
+    run(&mut command);
 }
 
 /// Runs a test program; one that skips itself has said why.
