@@ -83,6 +83,16 @@ fn kill(client: Client, servers: &[TestServer]) {
     }
 }
 
+/// Calls a function for all cases at the same time: they wait for deadlines.
+fn at_once<T: Send>(cases: impl IntoIterator<Item = T>, act: impl Fn(T) + Sync) {
+    let act = &act;
+    std::thread::scope(|threads| {
+        for case in cases {
+            threads.spawn(move || act(case));
+        }
+    });
+}
+
 fn is_page(asked: &Asked) -> bool {
     asked.command == WRITE && asked.offset >= START
 }
@@ -93,7 +103,7 @@ fn is_mark(asked: &Asked) -> bool {
 
 #[test]
 fn a_write_and_a_flush_are_on_all_servers() {
-    for count in 2..=3 {
+    at_once(2..=3, |count| {
         let servers = some(count);
         let client = open(&servers, 7);
         assert_eq!(write(&client, 3, 5), Ending::Done);
@@ -119,12 +129,12 @@ fn a_write_and_a_flush_are_on_all_servers() {
         let client = open(&servers, 8);
         assert_eq!(read(&client, 3), (Ending::Done, 5));
         assert!(are_those(&servers, &(0..count).collect::<Vec<_>>()), "nobody is filled");
-    }
+    });
 }
 
 #[test]
 fn a_server_that_is_lost_is_left_out_and_filled_when_the_table_is_opened_again() {
-    for lost in 0..3 {
+    at_once(0..3, |lost| {
         let servers = some(3);
         let others: Vec<_> = (0..3).filter(|at| *at != lost).collect();
         let client = open(&servers, 7);
@@ -151,7 +161,7 @@ fn a_server_that_is_lost_is_left_out_and_filled_when_the_table_is_opened_again()
         assert_eq!(write(&client, 1, 4), Ending::Done);
         assert_eq!(block(&servers[lost], 1), 4);
         assert_eq!(client.flush(), Ok(()));
-    }
+    });
 }
 
 #[test]
@@ -472,7 +482,7 @@ fn no_server_is_filled_before_all_are_taken() {
 
 #[test]
 fn who_cannot_take_all_servers_has_not_gone_on_without_the_others() {
-    for is_closed in [true, false] {
+    at_once([true, false], |is_closed| {
         let servers = some(2);
         let [a, b] = [&servers[0], &servers[1]];
         let client = open(&servers, 7);
@@ -496,7 +506,7 @@ fn who_cannot_take_all_servers_has_not_gone_on_without_the_others() {
         let client = open(&servers, 9);
         until("it is filled", || are_those(&servers, &[0, 1]) && block(a, 1) == 2);
         drop(client);
-    }
+    });
 }
 
 #[test]
