@@ -50,8 +50,9 @@ impl Ground {
 
     fn assert_sent(&self, what: &str, from: usize, got: &[u8]) {
         let want = self.near.bytes(from..from + got.len());
-        if let Some(at) = got.iter().zip(&want).position(|(got, want)| got != want) {
-            panic!("{what}: byte {at} of {} is not what was sent", got.len());
+        if got != want {
+            let at = got.iter().zip(&want).position(|(got, want)| got != want);
+            panic!("{what}: byte {} of {} is not what was sent", at.unwrap_or(0), got.len());
         }
     }
 }

@@ -26,6 +26,8 @@ const ALIGN: usize = 2 << 20;
 pub(crate) const UNIT: usize = 4096;
 /// Units in a pass of the pressure.
 const PASS_UNITS: usize = 3072;
+/// Units after which the pressure pauses, unless somebody waits for a pass.
+const PAUSE_UNITS: usize = 64;
 
 /// A way of serving far memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -232,6 +234,8 @@ pub(crate) struct Ground {
     stop: AtomicBool,
     /// Times that the pressure went through as many units as are in a pass.
     passes: AtomicU64,
+    /// How many of them somebody waits for.
+    wanted: AtomicU64,
 }
 
 impl Ground {
@@ -262,6 +266,7 @@ impl Ground {
             spoiled: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             passes: AtomicU64::new(0),
+            wanted: AtomicU64::new(0),
         })
     }
 
@@ -288,8 +293,11 @@ impl Ground {
         self.heap.shutdown().expect("nothing is in use");
     }
 
-    /// Keeps half as much memory again as the limit in use, and checks it.
+    /// Keeps half as much memory again as the limit in use, and checks it. It pauses where nobody waits for it: the
+    /// more it works, the longer the attack takes, for the whole of which it works.
     fn press(&self) {
+        // About as long as it works between two pauses.
+        let pause = Duration::from_millis(1);
         let mine = allocate((self.limit / 2 * 3).next_multiple_of(ALIGN));
         let units = mine.len / UNIT;
         let mut dice = Dice::new(self.seed ^ 1);
@@ -304,6 +312,11 @@ impl Ground {
                     mine.set_word(at, 0);
                     mine.set_word(unit * UNIT, *held);
                     mine.set_word(unit * UNIT + UNIT - 8, *held);
+                }
+                let is_wanted =
+                    || self.passes.load(Ordering::Relaxed) < self.wanted.load(Ordering::Relaxed);
+                if unit % PAUSE_UNITS == 0 && !is_wanted() {
+                    std::thread::sleep(pause);
                 }
                 if unit % PASS_UNITS == 0 {
                     self.passes.fetch_add(1, Ordering::Relaxed);
@@ -351,6 +364,7 @@ impl Ground {
     /// Waits until the pressure went through this number of passes more.
     pub(crate) fn await_passes(&self, more: u64) {
         let until = self.passes.load(Ordering::Relaxed) + more;
+        self.wanted.fetch_max(until, Ordering::Relaxed);
         while self.passes.load(Ordering::Relaxed) < until {
             std::thread::sleep(Duration::from_millis(1)); // The watchdog bounds it.
         }
@@ -391,8 +405,10 @@ impl Ground {
 
     pub(crate) fn assert_alike_in(&self, what: &str, range: Range<usize>) {
         let (far, near) = (self.far.bytes(range.clone()), self.near.bytes(range.clone()));
-        let differ = far.iter().zip(&near).position(|(far, near)| far != near);
-        if let Some(at) = differ {
+        // All at once first, which is one call of the C library.
+        if far != near {
+            let at = far.iter().zip(&near).position(|(far, near)| far != near);
+            let at = at.expect("they differ");
             let (far, near) = (&far[at..(at + 8).min(far.len())], &near[at..]);
             let near = &near[..far.len()];
             panic!(
