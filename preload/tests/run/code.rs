@@ -28,6 +28,7 @@ fn a_real_time_thread_that_unmaps_memory_lets_code_leave() {
     change("real-time");
 }
 
+/// Forks 16 times, or unmaps for 6 s; half of it without `FARHEAP_TEST_LONG`.
 fn change(how: &str) {
     let dir = tempfile::tempdir().expect("a directory");
     let program = dir.path().join("changing");
