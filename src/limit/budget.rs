@@ -129,50 +129,30 @@ impl Budget {
 
     /// Returns what was charged, and what was charged for a moment and taken back by somebody else.
     fn charge_own_up_to(&self, bytes: ByteCount) -> (ByteCount, ByteCount) {
-        let mut charged = self.charged.load(Ordering::Relaxed);
         let mut lost = 0;
         loop {
-            let free = self.limit.load(Ordering::Relaxed).saturating_sub(charged);
-            let fits = free.min(bytes.0 - lost);
-            let after = charged + fits;
-            match self.charged.compare_exchange_weak(
-                charged,
-                after,
-                Ordering::AcqRel, // Pairs with `set_limit`.
-                Ordering::Relaxed,
-            ) {
-                Ok(_) if fits == 0 => return (ByteCount::ZERO, ByteCount(lost)),
-                Ok(_) => match self.stands(after, 0, fits) {
-                    Ok(()) => return (ByteCount(fits), ByteCount(lost)),
-                    Err(taken) => {
-                        lost += fits - taken.0;
-                        charged = self.charged.load(Ordering::Relaxed);
-                    }
-                },
-                Err(now) => charged = now,
+            let mut fits = 0;
+            let before = self.change(|charged| {
+                fits = self.limit().0.saturating_sub(charged).min(bytes.0 - lost);
+                Some(charged + fits)
+            });
+            if fits == 0 {
+                return (ByteCount::ZERO, ByteCount(lost));
+            }
+            match self.stands(before.unwrap_or(0) + fits, 0, fits) {
+                Ok(()) => return (ByteCount(fits), ByteCount(lost)),
+                Err(taken) => lost += fits - taken.0,
             }
         }
     }
 
     /// Refused: what the shared budget has to be given back of these bytes.
     fn try_charge_own(&self, bytes: ByteCount, headroom: ByteCount) -> Result<(), ByteCount> {
-        // The counter guards no data; the pages it counts are published by their words.
-        let mut charged = self.charged.load(Ordering::Relaxed);
-        loop {
-            let Some(after) = charged.checked_add(bytes.0) else { return Err(bytes) };
-            if after.saturating_add(headroom.0) > self.limit.load(Ordering::Relaxed) {
-                return Err(bytes);
-            }
-            match self.charged.compare_exchange_weak(
-                charged,
-                after,
-                Ordering::AcqRel, // Pairs with `set_limit`.
-                Ordering::Relaxed,
-            ) {
-                Ok(_) => return self.stands(after, headroom.0, bytes.0),
-                Err(now) => charged = now,
-            }
-        }
+        let before = self.change(|charged| {
+            let after = charged.checked_add(bytes.0)?;
+            (after.saturating_add(headroom.0) <= self.limit().0).then_some(after)
+        });
+        self.stands(before.ok_or(bytes)? + bytes.0, headroom.0, bytes.0)
     }
 
     /// Charges `bytes` whatever the limit: what the shared budget has been charged already.
@@ -229,7 +209,7 @@ impl Budget {
     #[must_use]
     pub(crate) fn try_uncharge(&self, bytes: ByteCount) -> bool {
         let rest = |charged: u64| charged.checked_sub(bytes.0);
-        let taken = self.charged.fetch_update(Ordering::AcqRel, Ordering::Relaxed, rest).is_ok();
+        let taken = self.change(rest).is_some();
         if taken && let Some(shared) = &self.shared {
             shared.uncharge(bytes);
         }
@@ -238,19 +218,14 @@ impl Budget {
 
     /// Takes back as much of `bytes` as is charged here, and leaves the shared budget alone.
     fn take_own(&self, bytes: ByteCount) -> ByteCount {
-        let mut charged = self.charged.load(Ordering::Relaxed);
-        loop {
-            let taken = charged.min(bytes.0);
-            match self.charged.compare_exchange_weak(
-                charged,
-                charged - taken,
-                Ordering::AcqRel, // Pairs with `set_limit`.
-                Ordering::Relaxed,
-            ) {
-                Ok(_) => return ByteCount(taken),
-                Err(now) => charged = now,
-            }
-        }
+        let before = self.change(|charged| Some(charged.saturating_sub(bytes.0)));
+        bytes.min(ByteCount(before.unwrap_or(0)))
+    }
+
+    /// Changes what is charged to what `to` makes of it, unless that is `None`; returns what it was.
+    fn change(&self, to: impl FnMut(u64) -> Option<u64>) -> Option<u64> {
+        // The counter guards no data; the pages it counts are published by their words. Pairs with `set_limit`.
+        self.charged.fetch_update(Ordering::AcqRel, Ordering::Relaxed, to).ok()
     }
 
     /// Takes back `bytes` that another part of the same shared budget has now.
