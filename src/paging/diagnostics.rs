@@ -42,7 +42,7 @@ pub(in crate::paging) fn waits_for_room(room: NoRoom) {
     let text = format_args!(
         "{WHAT}: {room}; threads use more pages at once than that leaves: raise the limit, or pin less"
     );
-    messages::tell(WHAT, WARNINGS_MAX, text);
+    messages::warn(WHAT, text);
 }
 
 /// Kind of the message below.
@@ -88,7 +88,7 @@ pub(in crate::paging) fn hardware_error(addr: usize) {
 
 /// Something went wrong that costs no data.
 pub(in crate::paging) fn warn(what: &'static str, cause: &Error) {
-    messages::tell(what, WARNINGS_MAX, format_args!("{what}: {}", Cause(cause)));
+    messages::warn(what, format_args!("{what}: {}", Cause(cause)));
 }
 
 /// The program has locked far memory.
@@ -105,7 +105,7 @@ pub(in crate::paging) fn leaves_by_copy() {
     const WHAT: &str = "far memory leaves by copies here (Linux before 6.8)";
     let what_to_do = "what a direct or asynchronous read, or a registered buffer of io_uring, brings into it is \
                       lost unless the range is pinned";
-    messages::tell(WHAT, WARNINGS_MAX, format_args!("{WHAT}: {what_to_do}"));
+    messages::warn(WHAT, format_args!("{WHAT}: {what_to_do}"));
 }
 
 /// Pages cannot leave memory although they should.
@@ -113,11 +113,7 @@ pub(in crate::paging) fn pages_stay(kept: usize, of: usize) {
     const WHAT: &str = "pages that cannot leave memory";
     let why = "the kernel reads or writes there (registered buffers, I/O under way), or they were \
                written and may not be written any more (mprotect)";
-    messages::tell(
-        WHAT,
-        WARNINGS_MAX,
-        format_args!("{WHAT}: {kept} of {of} that were to leave; {why}"),
-    );
+    messages::warn(WHAT, format_args!("{WHAT}: {kept} of {of} that were to leave; {why}"));
 }
 
 /// A write failed that its store has space for as far as the store's bytes go; `room` is what there is
@@ -131,7 +127,7 @@ pub(in crate::paging) fn write_failed(cause: &Error, room: ByteCount) {
         "free space on its file system, or have it reserved at the start: `reserve:on`";
     let cause = Cause(cause);
     let text = format_args!("{WHAT}: {cause}; there is space for {room}; {what_to_do}");
-    messages::tell(WHAT, WARNINGS_MAX, text);
+    messages::warn(WHAT, text);
 }
 
 /// The handler cannot go on without risking wrong bytes or a hang.

@@ -436,9 +436,8 @@ impl ProcessLimit {
                     "its limit of"
                 };
                 let would_do = ByteCount((beside.0 + floor.0).next_multiple_of(1 << 20));
-                messages::tell(
+                messages::warn(
                     "the process is above its limit",
-                    messages::WARNINGS_MAX,
                     format_args!(
                         "the process is above {whose} {limit}: {beside} of it is not far memory (code, stacks, \
                          local memory, memory mapped by the program), and far memory needs {floor}. A limit of {would_do} \

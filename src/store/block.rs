@@ -540,9 +540,8 @@ fn lock_below(path: &Path, device: (u32, u32), how: Lock) -> Result<Vec<OwnedFd>
                 locked.push(file);
             }
             // Not ours to read, deleted, or of another mount namespace.
-            Err(error) => messages::tell(
+            Err(error) => messages::warn(
                 "a file that a device lies on cannot be locked",
-                messages::WARNINGS_MAX,
                 format_args!(
                     "{}: {name}, which it lies on, cannot be locked ({error}): see to it that \
                      nothing else uses that file",

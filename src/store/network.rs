@@ -116,9 +116,7 @@ impl NetworkStore {
 fn tended(client: std::result::Result<Client, NetworkError>) -> Result<Client> {
     let client = client.map_err(unusable)?;
     for at in 0..client.tenders() {
-        let tell = |text: std::fmt::Arguments<'_>| {
-            messages::tell("a server changes", messages::WARNINGS_MAX, text);
-        };
+        let tell = |text: std::fmt::Arguments<'_>| messages::warn("a server changes", text);
         let tender = client.tender(at, Box::new(tell));
         let _blocked = SignalsBlocked::new();
         let run = move || {

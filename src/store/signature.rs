@@ -149,9 +149,8 @@ impl FoundFile<'_> {
                 format!("is open to other users (mode {mode:o}), which cannot be changed{why}"),
             ));
         }
-        messages::tell(
+        messages::warn(
             "a file was open to other users",
-            messages::WARNINGS_MAX,
             format_args!(
                 "{path} was open to other users (mode {mode:o}); now it is its owner's only (mode \
                  {now:o})"

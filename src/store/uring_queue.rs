@@ -259,7 +259,7 @@ impl UringQueue {
                 "a device has not answered for 10 s; the memory and the device that its requests \
                  use stay in use until the process ends"
             );
-            messages::tell("a device has not answered", messages::WARNINGS_MAX, text);
+            messages::warn("a device has not answered", text);
             messages::flush();
         });
     }

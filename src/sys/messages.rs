@@ -86,6 +86,11 @@ pub fn say(text: &str) {
     outbox.send_all(LAST_WORDS_MAX);
 }
 
+/// As [`tell`], a few times in a window.
+pub(crate) fn warn(kind: &'static str, text: Arguments<'_>) {
+    tell(kind, WARNINGS_MAX, text);
+}
+
 /// Puts a warning into the outbox; messages of a `kind` beyond `most` in a window are counted instead.
 pub(crate) fn tell(kind: &'static str, most: u32, text: Arguments<'_>) {
     note(Level::Warn, kind, most, text);

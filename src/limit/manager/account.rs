@@ -140,9 +140,8 @@ impl Account {
         let _ours = keep_local();
         self.member.counts.miscounted.add(bytes.0);
         if !self.member.counts.miscount_told.swap(true, Ordering::Relaxed) {
-            messages::tell(
+            messages::warn(
                 "a consumer of a memory manager has taken back more than it had charged",
-                messages::WARNINGS_MAX,
                 format_args!(
                     "consumer \"{}\" of a memory manager has taken back {bytes} more than it had \
                      charged; its figures are too low from now on (said once)",

@@ -271,9 +271,8 @@ impl ManagerState {
         let of = |member: &Arc<Member>| (member.is_counted.load(Ordering::Relaxed), member.held());
         let Some(most) = self.each_member().max_by_key(of) else { return };
         let more = ByteCount(held.0 - limit.0);
-        messages::tell(
+        messages::warn(
             "a memory manager is above its limit",
-            messages::WARNINGS_MAX,
             format_args!(
                 "memory manager: {held} are in use, {more} above the limit of {limit}: {} has {}, \
                  which cannot be evicted (said again only after it was below the limit)",

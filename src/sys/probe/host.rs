@@ -183,7 +183,7 @@ impl Memory {
         if let Some(why) = Memory::detect().objection(limit) {
             let end = "the kernel may end the process before farheap makes room";
             let kind = "a limit is above what there is";
-            messages::tell(kind, messages::WARNINGS_MAX, format_args!("{why}: {end}"));
+            messages::warn(kind, format_args!("{why}: {end}"));
         }
     }
 }
