@@ -108,10 +108,7 @@ impl RangeAllocator {
         }
         let first = aligned(state.fresh);
         let end = first.checked_add(count).filter(|end| *end <= self.total).ok_or(no_space)?;
-        state.open_to(end, self.total, open)?;
-        let skipped = PageRange { first: state.fresh, count: first - state.fresh };
-        state.fresh = end;
-        state.give_back(skipped);
+        state.take_fresh(first, end, self.total, open)?;
         Ok(first * PAGE)
     }
 
@@ -132,10 +129,7 @@ impl RangeAllocator {
         let range = pages(offset, len);
         let mut state = self.state.lock();
         if range.end() > state.fresh {
-            state.open_to(range.end(), self.total, open)?;
-            let skipped = PageRange { first: state.fresh, count: range.end() - state.fresh };
-            state.fresh = range.end();
-            state.give_back(skipped);
+            state.take_fresh(range.end(), range.end(), self.total, open)?;
         }
         if all_free
             && state.released.iter().map(|free| free.within(range).count).sum::<usize>()
@@ -243,9 +237,10 @@ impl RangeState {
         self.give_back(PageRange { first: taken.end(), count: range.end() - taken.end() });
     }
 
-    /// Opens what is closed below `end`.
-    fn open_to(
+    /// Takes fresh pages from `first` to `end`, opens what is closed of them, and releases those before.
+    fn take_fresh(
         &mut self,
+        first: usize,
         end: usize,
         total: usize,
         open: impl FnOnce(Range<usize>) -> Result<()>,
@@ -255,6 +250,9 @@ impl RangeState {
             open(self.closed * PAGE..closed * PAGE)?;
             self.closed = closed;
         }
+        let skipped = PageRange { first: self.fresh, count: first - self.fresh };
+        self.fresh = end;
+        self.give_back(skipped);
         Ok(())
     }
 

@@ -373,8 +373,7 @@ impl FaultQueue {
         let together = window.is_some() || self.pager.memory().policy().lock().left_lately(page);
         let status = self.reads.accept(page, stored, demand, together);
         if let Some(window) = window {
-            let (reads, huge_reads) = (&mut self.reads, &mut self.huge_reads);
-            self.prefetch.follow(page, window, reads, huge_reads);
+            self.prefetch.follow(page, window, &mut self.reads, &mut self.huge_reads);
         }
         status
     }
@@ -392,8 +391,7 @@ impl FaultQueue {
                 self.pager.sched().call_all();
             }
             if let Some(window) = prefetch::next_window(&self.pager, page, FaultOn::PageReadAhead) {
-                let (reads, huge_reads) = (&mut self.reads, &mut self.huge_reads);
-                self.prefetch.follow(page, window, reads, huge_reads);
+                self.prefetch.follow(page, window, &mut self.reads, &mut self.huge_reads);
             }
         }
         Some(FaultStatus::Reading)
