@@ -39,16 +39,6 @@ pub(super) fn arenas_for(size: usize) -> Option<&'static FarArenas> {
     }
 }
 
-/// Allocates locally; null when out of memory.
-///
-/// # Safety
-/// The layout's size is not zero.
-#[inline]
-unsafe fn allocate_local(layout: Layout, fill: Fill) -> *mut u8 {
-    // SAFETY: the size is not zero.
-    unsafe { local::allocate(layout, fill) }
-}
-
 /// Allocates where it is asked for; null when that tier does not run, or there is no memory left.
 ///
 /// # Safety
@@ -57,7 +47,7 @@ unsafe fn allocate_local(layout: Layout, fill: Fill) -> *mut u8 {
 pub(super) unsafe fn allocate_at(tier: Tier, layout: Layout, fill: Fill) -> *mut u8 {
     let arenas = match tier {
         // SAFETY: the size is not zero.
-        Tier::LOCAL => return unsafe { allocate_local(layout, fill) },
+        Tier::LOCAL => return unsafe { local::allocate(layout, fill) },
         Tier::FAR => tiers::default_tier(),
         tier => tiers::find(tier),
     };
@@ -92,7 +82,7 @@ unsafe fn allocate_from_elsewhere(
         if tiers::inherits() {
             // A child that has its parent's far memory gets what it asks for, though it is local.
             // SAFETY: the size is not zero.
-            return unsafe { allocate_local(layout, fill) };
+            return unsafe { local::allocate(layout, fill) };
         }
         return ptr::null_mut();
     };
@@ -113,7 +103,7 @@ pub(super) unsafe fn allocate(
 ) -> *mut u8 {
     let Some(arenas) = arenas else {
         // SAFETY: the size is not zero.
-        return unsafe { allocate_local(layout, fill) };
+        return unsafe { local::allocate(layout, fill) };
     };
     let taken = if fill == Fill::Any { arenas.take(layout) } else { None };
     match taken {
@@ -143,10 +133,10 @@ fn is_plain_local(layout: Layout) -> bool {
 unsafe fn allocate_by_policy<Program>(layout: Layout) -> *mut u8 {
     match placement::placement() {
         // SAFETY: the size is not zero.
-        Some(Tier::LOCAL) => return unsafe { allocate_local(layout, Fill::Any) },
+        Some(Tier::LOCAL) => return unsafe { local::allocate(layout, Fill::Any) },
         None if layout.size() < tiers::threshold() => {
             // SAFETY: the size is not zero.
-            return unsafe { allocate_local(layout, Fill::Any) };
+            return unsafe { local::allocate(layout, Fill::Any) };
         }
         None | Some(Tier::FAR) => {
             if let Some(block) = tiers::default_tier().and_then(|arenas| arenas.take(layout)) {
@@ -182,7 +172,7 @@ unsafe fn allocate_elsewhere(arenas: &'static FarArenas, layout: Layout, fill: F
         return ptr;
     }
     // SAFETY: the size is not zero.
-    unsafe { allocate_local(layout, fill) }
+    unsafe { local::allocate(layout, fill) }
 }
 
 /// Frees, wherever `ptr` came from.

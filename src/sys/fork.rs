@@ -552,28 +552,28 @@ extern "C" fn in_child() {
     for place in &PLACES {
         let start = place.start.swap(0, Ordering::Acquire);
         if start > InheritedRange::CLAIMED {
-            reserve(start, place.len.load(Ordering::Relaxed));
+            let len = place.len.load(Ordering::Relaxed);
+            // SAFETY: replaces nothing. Should the kernel refuse, the range is free for others, as without this.
+            unsafe { map_closed(start, len, MapFlags::MAP_FIXED_NOREPLACE) };
         }
     }
 }
 
 /// Takes an inherited range of addresses away from a child: without access, and reserved.
 pub(crate) fn take_away(start: usize, len: usize) -> bool {
-    let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE | MapFlags::MAP_FIXED;
-    let (start, len) = (NonZeroUsize::new(start), NonZeroUsize::new(len));
-    let len = len.expect("a range has bytes");
     // SAFETY: the range is the parent's, which the child can make no use of.
-    unsafe { mmap_anonymous(start, len, ProtFlags::PROT_NONE, flags) }.is_ok()
+    unsafe { map_closed(start, len, MapFlags::MAP_FIXED) }
 }
 
-/// Maps a range of the child's that is not mapped, without access.
-fn reserve(start: usize, len: usize) {
-    let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE | MapFlags::MAP_FIXED_NOREPLACE;
-    let (start, len) = (NonZeroUsize::new(start), NonZeroUsize::new(len));
-    let len = len.expect("a range has bytes");
-    // SAFETY: replaces nothing, and cannot be accessed. Should the kernel refuse, the range is free
-    // for others, as without this.
-    let _ = unsafe { mmap_anonymous(start, len, ProtFlags::PROT_NONE, flags) };
+/// Maps a range without access; `false`: the kernel has refused.
+///
+/// # Safety
+/// Nobody uses what is mapped there, or `fixed` keeps it.
+unsafe fn map_closed(start: usize, len: usize, fixed: MapFlags) -> bool {
+    let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE | fixed;
+    let len = NonZeroUsize::new(len).expect("a range has bytes");
+    // SAFETY: as the caller promises.
+    unsafe { mmap_anonymous(NonZeroUsize::new(start), len, ProtFlags::PROT_NONE, flags) }.is_ok()
 }
 
 #[cfg(all(test, not(miri), not(loom)))]
