@@ -413,16 +413,13 @@ impl Options {
             }
         }
         if self.reserve && self.device.is_none() && self.capacity.is_none() {
-            return Err(invalid(
-                "reserve",
-                "needs `capacity`: without it the temporary file may take all of its file system",
-            ));
+            let reason =
+                "needs `capacity`: without it the temporary file may take all of its file system";
+            return Err(invalid("reserve", reason));
         }
         if self.device.is_some() && self.dir.is_some() {
-            return Err(invalid(
-                "dir",
-                "conflicts with `device`: a temporary file or a device, not both",
-            ));
+            let reason = "conflicts with `device`: a temporary file or a device, not both";
+            return Err(invalid("dir", reason));
         }
         Ok(())
     }

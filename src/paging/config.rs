@@ -162,10 +162,8 @@ impl RegionConfig {
     /// Why these settings cannot work, whatever the limit is.
     pub(crate) fn check_settings(&self) -> Result<()> {
         if !(1..=64).contains(&self.handlers) {
-            return Err(Error::config(
-                "handlers",
-                format!("{} is not from 1 to 64", self.handlers),
-            ));
+            let reason = format!("{} is not from 1 to 64", self.handlers);
+            return Err(Error::config("handlers", reason));
         }
         if self.span < PAGE_SIZE || self.span > SPAN_MAX {
             let reason = format!("{} is not from one page to 7 TiB", self.span);

@@ -336,12 +336,8 @@ pub(crate) fn sync_name(fd: BorrowedFd<'_>, path: &Path) -> Result<(), Errno> {
 /// Frees the blocks of a range of a regular file or device, which reads as zero afterwards.
 /// `EOPNOTSUPP` where that is impossible. See `FALLOC_FL_PUNCH_HOLE` in `fallocate(2)`.
 pub(crate) fn punch_hole(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<(), Errno> {
-    fallocate(
-        fd,
-        FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE,
-        offset,
-        len,
-    )
+    let mode = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+    fallocate(fd, mode, offset, len)
 }
 
 /// Allocates the blocks of a range of a regular file, whose bytes stay as they are: a write there
@@ -354,12 +350,8 @@ pub(crate) fn reserve(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<(), E
 /// Makes a range of a regular file read as zero and keeps its blocks. `EOPNOTSUPP` where that is
 /// impossible. See `FALLOC_FL_ZERO_RANGE` in `fallocate(2)`.
 pub(crate) fn forget(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<(), Errno> {
-    fallocate(
-        fd,
-        FallocateFlags::FALLOC_FL_ZERO_RANGE | FallocateFlags::FALLOC_FL_KEEP_SIZE,
-        offset,
-        len,
-    )
+    let mode = FallocateFlags::FALLOC_FL_ZERO_RANGE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+    fallocate(fd, mode, offset, len)
 }
 
 fn fallocate(fd: BorrowedFd<'_>, mode: FallocateFlags, offset: u64, len: u64) -> Result<(), Errno> {
