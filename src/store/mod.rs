@@ -81,6 +81,11 @@ pub(crate) const LATE: i32 = libc::ECONNABORTED;
 /// No device or file reports it.
 pub(crate) const BARRED: i32 = libc::EREMCHG;
 
+/// True if a write was not begun because of its place: it can be made elsewhere.
+pub(crate) fn is_barred(error: &Error) -> bool {
+    matches!(error, Error::Io { errno: BARRED, .. })
+}
+
 /// True if a failed write, or one before it, may still be carried out.
 pub(crate) fn may_come_late(error: &Error) -> bool {
     matches!(error, Error::Io { errno: LATE | BARRED, .. })

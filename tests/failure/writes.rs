@@ -326,6 +326,31 @@ fn pages_whose_places_are_barred_go_elsewhere_and_nothing_has_failed() {
     }
 }
 
+/// As above, where nothing is to be written: only zeros tell that the device works again.
+#[test]
+fn a_device_is_not_asked_more_slowly_because_places_are_barred() {
+    const BARRED: u64 = 16;
+    let _watchdog = watchdog("barred places of probes", HUNG);
+    for &install in WAYS {
+        let Some(far) = Far::new(config(install), 8, seed("barred probes")) else { return };
+        far.control.fail_fraction(Op::Write, 1_000_000, libc::EIO);
+        far.fill(0..8);
+        far.region.evict_all().expect_err("the device takes no writes");
+        far.discard(0..8);
+        let before = far.control.injected();
+        far.control.fail_next(Op::Write, BARRED, libc::EREMCHG);
+        far.control.fail_fraction(Op::Write, 0, libc::EIO);
+        wait_until("write-back works again", || match far.region.evict_all() {
+            Ok(()) => true,
+            // That a place is barred is no failure, and so not the cause of one.
+            Err(Error::Io { errno: libc::EIO, .. }) => false,
+            Err(error) => panic!("{error}"),
+        });
+        assert!(far.control.injected() >= before + BARRED, "{}", far.control.injected() - before);
+        far.expect_healthy();
+    }
+}
+
 #[test]
 fn random_write_errors_lose_nothing() {
     let _watchdog = watchdog("random write errors", HUNG);

@@ -1,6 +1,6 @@
 //! Write-back: dirty pages get runs of slots and leave in large writes; what fails comes back.
 
-use crate::base::error::{Error, Result};
+use crate::base::error::Result;
 use crate::base::units::{ByteCount, SlotCount, SlotId};
 use crate::paging::diagnostics;
 use crate::paging::evict::outgoing::Outgoing;
@@ -12,7 +12,7 @@ use crate::paging::pager::Pager;
 use crate::paging::pager::health::{NO_SLOT, errno_of};
 use crate::paging::probes::{self, StallReason};
 use crate::paging::transfer::{Aim, LONG_MAX, Transfer, Transfers};
-use crate::store::{BARRED, Op, Store, may_come_late};
+use crate::store::{Op, Store, is_barred, may_come_late};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -212,7 +212,7 @@ impl WriteBack {
             }
             Err(error) => {
                 // These slots cannot be written, and nothing has failed: others can.
-                let is_barred = matches!(error, Error::Io { errno: BARRED, .. });
+                let is_barred = is_barred(&error);
                 if !is_barred {
                     diagnostics::write_failed(&error, self.pager.slots().store().room());
                     self.fail(errno_of(&error) as u32);
@@ -376,16 +376,16 @@ impl WriteBack {
     }
 
     fn finish_probe(&mut self, probe: &Transfer, result: Result<()>) {
-        if result.is_ok() {
-            self.note_works();
-        }
         let is_late = result.as_ref().is_err_and(may_come_late);
         for (slot, frame) in probe.pages() {
             self.pager.slots().put(Some(slot).filter(|_| !is_late));
             self.pager.pool().recycle(frame, 1);
         }
-        if let Err(error) = result {
-            self.pause(errno_of(&error) as u32);
+        match result {
+            Ok(()) => self.note_works(),
+            // This slot cannot be written, and nothing has failed: the next can.
+            Err(error) if is_barred(&error) => self.recover(),
+            Err(error) => self.pause(errno_of(&error) as u32),
         }
     }
 }
