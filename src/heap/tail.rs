@@ -25,6 +25,7 @@ use std::alloc::Layout;
 use std::fmt;
 use std::io::Write;
 use std::ptr;
+use std::slice;
 use std::sync::atomic::AtomicU8;
 
 /// Bytes that a tail has at least: its last word is the number of bytes that were asked for.
@@ -181,13 +182,14 @@ pub(super) unsafe fn sizes_of(ptr: *const u8) -> (usize, usize) {
     (size, asked)
 }
 
-/// True if bytes have a value.
+/// True if bytes have a value: looked at by words, because by bytes it was most of what the option costs.
 ///
 /// # Safety
 /// They can be read, and nobody writes to them meanwhile.
 pub(super) unsafe fn are_all(ptr: *const u8, len: usize, value: u8) -> bool {
     // SAFETY: as the caller promises.
-    (0..len).all(|at| unsafe { ptr.wrapping_add(at).read_volatile() } == value)
+    let (words, rest) = unsafe { slice::from_raw_parts(ptr, len) }.as_chunks();
+    words.iter().all(|word| *word == [value; WORD]) && rest.iter().all(|byte| *byte == value)
 }
 
 /// The state of an address that may begin a block; `None` where none has ever begun, but for one to `make`.
@@ -221,6 +223,30 @@ fn make_leaf(leaf: &AtomicPtr<AtomicU8>) -> *mut AtomicU8 {
             // SAFETY: nobody else has seen it.
             unsafe { inherited::unmap(made.addr(), LEAF) };
             first
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_have_a_value_if_each_of_them_has_wherever_they_begin() {
+        const LEN: usize = 4 * WORD;
+        let have = |bytes: &[u8]| {
+            // SAFETY: bytes of this test.
+            unsafe { are_all(bytes.as_ptr(), bytes.len(), TAIL) }
+        };
+        for (from, end) in (0..LEN).flat_map(|from| (from..=LEN).map(move |end| (from, end))) {
+            let mut bytes = [!TAIL; LEN];
+            bytes[from..end].fill(TAIL);
+            assert!(have(&bytes[from..end]), "{from}..{end}");
+            for at in from..end {
+                bytes[at] ^= 1;
+                assert!(!have(&bytes[from..end]), "{from}..{end}, but {at}");
+                bytes[at] ^= 1;
+            }
         }
     }
 }
