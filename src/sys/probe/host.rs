@@ -3,11 +3,13 @@
 //! The parsers take text, so that tests give them other machines'. Used by [`super`].
 
 use crate::base::units::ByteCount;
+use crate::sys::fork::Private;
 use crate::sys::messages;
 use crate::sys::statm::{Statm, mem_info, read_text};
 use libc::RLIM_INFINITY;
 use nix::sys::resource::{Resource, getrlimit};
-use std::fs;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// Limits from here on mean "none": control groups of version 1 say so with the largest multiple
@@ -68,6 +70,8 @@ fn margin(bytes: u64) -> u64 {
 #[derive(Debug)]
 pub(crate) struct GroupUse {
     current: PathBuf,
+    /// That file, while it can be read: to open it takes half of a look.
+    open: Option<Private<File>>,
     statistics: PathBuf,
     /// Bytes, at the last look, and what of them caches files: the kernel takes that back first.
     charged: u64,
@@ -82,16 +86,23 @@ impl GroupUse {
         let current = ["memory.current", "memory.usage_in_bytes"].map(|name| dir.join(name));
         let current = current.into_iter().find(|file| file.exists()).unwrap_or_default();
         let statistics = dir.join("memory.stat");
-        let mut new = GroupUse { current, statistics, charged: 0, of_files: 0, refaults: 0 };
+        let (open, charged, of_files, refaults) = (None, 0, 0, 0);
+        let mut new = GroupUse { current, open, statistics, charged, of_files, refaults };
         new.look();
         new.look_at_files();
         new
     }
 
-    /// Looks at what is charged; takes 5 us.
+    /// Looks at what is charged. What is open of a group that has gone cannot be read: there may be another one of its
+    /// name by now.
     pub(crate) fn look(&mut self) {
         let mut text = [0; 32];
-        let number = read_text(&self.current, &mut text);
+        let open = self.open.as_ref().filter(|file| file.is_here());
+        let len = open.and_then(|file| file.read_at(&mut text, 0).ok()).or_else(|| {
+            self.open = File::open(&self.current).ok().map(Private::new);
+            self.open.as_ref()?.read_at(&mut text, 0).ok()
+        });
+        let number = len.and_then(|len| std::str::from_utf8(&text[..len]).ok());
         self.charged = number.and_then(|text| text.trim().parse().ok()).unwrap_or(self.charged);
     }
 
@@ -350,6 +361,26 @@ mod tests {
         assert!(limit.file.ends_with("outer/memory.max"), "{limit:?}");
         write("outer/memory.max", "max\n");
         assert_eq!(only(&group), []);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "makes files")]
+    fn the_use_of_a_group_is_read_from_a_file_that_stays_open_until_it_cannot_be_read() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let [here, away] = ["memory.current", "away"].map(|name| dir.path().join(name));
+        fs::write(&here, "1\n").expect("a file");
+        let mut usage = GroupUse::of(dir.path());
+        fs::rename(&here, &away).expect("the same file");
+        fs::write(&away, "2\n").expect("the same file");
+        usage.look();
+        assert_eq!(usage.used(), ByteCount(2), "by the open file");
+        // As what is open of a group that has gone: it opens, and cannot be read.
+        usage.open = Some(Private::new(File::open(dir.path()).expect("a directory")));
+        usage.look();
+        assert_eq!(usage.used(), ByteCount(2), "as it was: there is no such group");
+        fs::write(&here, "3\n").expect("another file");
+        usage.look();
+        assert_eq!(usage.used(), ByteCount(3), "another group of this name");
     }
 
     #[test]
