@@ -136,6 +136,17 @@ impl HoldOff {
         self.faults_left -= u32::from(is_held);
         is_held
     }
+
+    /// Following was denied: the more often in a row, the more faults go by before the next try.
+    fn note_denied(&mut self) {
+        self.faults_left = HOLD_OFF << self.denials;
+        self.denials = (self.denials + 1).min(DENIALS_MAX);
+    }
+
+    /// Following was granted: denials from now on count anew.
+    fn note_granted(&mut self) {
+        self.denials = 0;
+    }
 }
 
 /// Which thread a handler follows.
@@ -206,15 +217,14 @@ impl Affinity {
             IdleState::Normal => self.consider_following(sched),
             IdleState::Requested => {}
             IdleState::Idle => {
-                self.hold_off.denials = 0;
+                self.hold_off.note_granted();
                 if arrival.woke_handler {
                     self.binding.woken_by(self.thread, sched.idle_policies.bystanders());
                 }
             }
             IdleState::Denied => {
                 sched.idle_policies.of(self.handler).accept_denial();
-                self.hold_off.faults_left = HOLD_OFF << self.hold_off.denials;
-                self.hold_off.denials = (self.hold_off.denials + 1).min(DENIALS_MAX);
+                self.hold_off.note_denied();
                 self.unbind(sched);
                 // Still the thread that faults alone: other handlers would only be woken for nothing.
                 self.start(self.thread);
@@ -248,6 +258,21 @@ impl Affinity {
 mod tests {
     use super::*;
     use crate::paging::fault::sched::idle_policy::PolicySupervisor;
+
+    #[test]
+    fn each_denial_in_a_row_holds_off_for_twice_as_many_faults_up_to_a_maximum() {
+        let mut hold_off = HoldOff::default();
+        let held = |hold_off: &mut HoldOff| (0..).take_while(|_| hold_off.takes_fault()).count();
+        let after_denial = |hold_off: &mut HoldOff| {
+            hold_off.note_denied();
+            held(hold_off)
+        };
+        assert_eq!(held(&mut hold_off), 0, "nothing was denied");
+        let counts: Vec<usize> = (0..6).map(|_| after_denial(&mut hold_off)).collect();
+        assert_eq!(counts, [16, 32, 64, 128, 256, 256]);
+        hold_off.note_granted();
+        assert_eq!(after_denial(&mut hold_off), 16, "anew");
+    }
 
     #[test]
     fn a_thread_that_faults_alone_needs_no_helper_while_its_handler_may_not_give_way() {
