@@ -56,12 +56,14 @@ impl ByteCount {
     }
 
     /// The count as a plain number of bytes.
+    #[inline]
     #[must_use]
     pub const fn get(self) -> u64 {
         self.0
     }
 
     /// The count as `usize`; lossless on the 64-bit targets this crate supports.
+    #[inline]
     #[must_use]
     pub const fn as_usize(self) -> usize {
         self.0 as usize
@@ -111,12 +113,14 @@ macro_rules! unit {
 
         impl $name {
             /// The plain number.
+            #[inline]
             #[must_use]
             $visible const fn get(self) -> u64 {
                 self.0
             }
 
             /// The plain number as an index; lossless on 64-bit targets.
+            #[inline]
             #[must_use]
             $visible const fn as_usize(self) -> usize {
                 self.0 as usize
