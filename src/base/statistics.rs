@@ -68,7 +68,8 @@ macro_rules! statistics {
         /// fields.
         impl std::fmt::Display for $Stats {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                use $crate::base::statistics::{Shown, line};
+                use $crate::base::statistics::{LABEL, Shown, line};
+                const { $(assert!($label.len() < LABEL, "a label touches what follows"));* };
                 $(line(f, $label, &[$((Shown::from(self.$name), $words)),*])?;)*
                 Ok(())
             }
@@ -108,9 +109,12 @@ impl From<u64> for Shown {
     }
 }
 
+/// Columns of a label, and of the space behind it.
+pub(crate) const LABEL: usize = 14;
+
 /// Writes a line of a table: its label, and what is not zero.
 pub(crate) fn line(f: &mut fmt::Formatter<'_>, label: &str, row: &[(Shown, &str)]) -> fmt::Result {
-    write!(f, "{label:<14}")?;
+    write!(f, "{label:<LABEL$}")?;
     let mut comma = "";
     for (value, words) in row {
         match value {

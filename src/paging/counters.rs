@@ -67,10 +67,10 @@ macro_rules! for_region_stats {
                 /// The maximum number of read requests that were at the device at once.
                 reads_in_flight_max: most "at most at once";
             }
-            "of these reads, more memory would have saved" {
+            "would save" {
                 /// Pages read that an eighth more of the limit would have kept, by how many others left meanwhile: an
                 /// estimate.
-                reads_saved_by_eighth: count "with 1/8 more";
+                reads_saved_by_eighth: count "reads with 1/8 more memory";
                 /// The same of a quarter more.
                 reads_saved_by_quarter: count "with 1/4 more";
             }
