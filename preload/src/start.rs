@@ -27,8 +27,12 @@ use std::time::Duration;
 const VARIABLE: &str = "FARHEAP_RUN";
 
 /// Memory that the program has allocated or mapped from which the heap is started: more than the tools of a
-/// shell script and an interpreter without a script use.
+/// shell script and an interpreter without a script use; of a small limit no more than 1/START_PART, for it stays local.
+/// With 6 MiB of a group of 20 there was no room for code beside that and what a heap needs: the kernel took code away as
+/// fast as it was read again.
 const START: ByteCount = ByteCount::mib(6);
+const START_MIN: ByteCount = ByteCount::mib(1);
+const START_PART: u64 = 16;
 /// Bytes that a thread allocates before they are counted for all threads, and the minimum between two looks at local
 /// memory, which take some microseconds: a look for each of them made a pair of `malloc` and `free` of 16 KiB cost 440 ns.
 const COUNT_EVERY: u64 = 256 << 10;
@@ -280,9 +284,10 @@ fn look(bytes: usize) {
     let first = LOCAL_AT_FIRST.load(Ordering::Relaxed) as u64;
     let allocated = ALLOCATED.load(Ordering::Relaxed);
     let used = farheap::malloc::local_resident().0.saturating_sub(first).saturating_add(mapped);
-    if used < START.0 {
+    let least = if used < START_MIN.0 { START_MIN.0 } else { start_at() };
+    if used < least {
         // It cannot be reached before as many bytes have been allocated as are missing.
-        let next = allocated + (START.0 - used).max(COUNT_EVERY);
+        let next = allocated + (least - used).max(COUNT_EVERY);
         LOOK_AT.store(next, Ordering::Relaxed);
         return;
     }
@@ -304,6 +309,15 @@ fn look(bytes: usize) {
     let (is_over, bell) = &STARTED;
     let held = is_over.lock().unwrap_or_else(PoisonError::into_inner);
     drop(bell.wait_timeout_while(held, PATIENCE, |is_over| !*is_over));
+}
+
+/// Bytes in use at which the heap is started.
+fn start_at() -> u64 {
+    static BYTES: OnceLock<u64> = OnceLock::new();
+    *BYTES.get_or_init(|| {
+        let limit = settings().and_then(Settings::limit).map_or(u64::MAX, |(limit, _)| limit.0);
+        (limit / START_PART).clamp(START_MIN.0, START.0)
+    })
 }
 
 fn over() {
