@@ -55,7 +55,7 @@ const LEAVE_PART: u64 = 16;
 const CHILD_PART: u64 = 6;
 /// After how long 1/TAKE_PART of the group is tried again.
 const LEFT_FOR: Duration = Duration::from_secs(1);
-const TAKE_PART: u64 = 64;
+const TAKE_PART: u64 = 16;
 /// A process that reads far memory asks for 1/ASK_PART of the group more than others keep, and gets up to half of that at
 /// each look.
 const ASK_PART: u64 = 128;
