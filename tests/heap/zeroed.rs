@@ -5,7 +5,7 @@
 #![expect(unsafe_code, reason = "allocates through the allocator trait, drops parts of pages")]
 
 use crate::common::child::cases;
-use crate::common::{bytes, heap, watchdog};
+use crate::common::{bytes, eventually, heap, watchdog};
 use allocator_api2::alloc::Allocator;
 use allocator_api2::vec::Vec as FarVec;
 use farheap::{ByteCount, Error, Far, Heap};
@@ -69,14 +69,20 @@ fn recycled_memory_is_zero_when_asked_for() {
 const UNIT: usize = 4096;
 const WORDS: usize = (48 << 20) / 8;
 
-/// More data than the limit, read until pages count as ones that are not written, and evicted.
+/// More data than the limit; some of what is behind its middle is read until pages there count as ones that are not
+/// written, and all is evicted.
 fn data_only_read(heap: &Heap) -> FarVec<u64, Far> {
+    // Each of them learns it by itself.
+    const CHUNK: usize = (2 << 20) / 8;
     let mut data = FarVec::new_in(Far);
     data.resize(WORDS, 7);
+    let evict = || heap.region().evict_all().expect("the device has room");
     for _ in 0..4 {
-        assert!(data.iter().step_by(UNIT / 8).all(|word| *word == 7));
+        evict();
+        let middle = &data[WORDS / 2..WORDS / 2 + 2 * CHUNK];
+        assert!(middle.iter().step_by(UNIT / 2).all(|word| *word == 7));
     }
-    heap.region().evict_all().expect("the device has room");
+    evict();
     data
 }
 
@@ -164,7 +170,10 @@ fn a_page_can_be_written_after_a_hole_of_it_was_read() {
         // SAFETY: the test gives the content up.
         let dropped = unsafe { libc::madvise(at(1).cast(), UNIT, libc::MADV_DONTNEED) };
         assert_eq!((dropped, load(at(1))), (0, 0));
+        let opened = || heap.stats().faults_protect;
+        let before = opened();
         store(at(2), 9);
+        assert!(eventually(|| opened() > before), "it was write-protected");
         store(at(1), 8);
         heap.region().evict_all().expect("the device has room");
         assert_eq!([0, 1, 2, 3].map(|unit| load(at(unit))), [7, 8, 9, 7]);
