@@ -25,6 +25,9 @@ const START: usize = 0;
 const LATER: usize = 1;
 const CHILD: usize = 2;
 
+/// The second child touches one page of this number: the first one has made all calls already.
+const SPARSE: usize = 8;
+
 /// How lines of a child begin.
 const MADE: &str = "made ";
 const OWN: &str = "made by the library's own threads ";
@@ -244,16 +247,20 @@ fn use_all(conf: &str) {
     let blocks = 14 << 8; // 14 MiB: more than the limits of 8 and 12.
     let mut kept = inside(|| Buffer::random(blocks, &mut dice));
     let dropped = inside(|| Buffer::new(blocks / 2));
-    let sum = |buffer: &Buffer| buffer.bytes().iter().step_by(512).fold(0_u8, |a, b| a ^ b);
+    let of_each = |bytes: usize, buffer: &Buffer| {
+        buffer.bytes().iter().step_by(bytes).fold(0_u8, |a, b| a ^ b)
+    };
+    let sum = |buffer: &Buffer| of_each(512, buffer);
     let right = inside(|| sum(&kept));
     inside(|| heap.region().evict_all()).expect("evict");
     assert_eq!(inside(|| sum(&kept)), right);
-    for _ in 0..2 {
+    for pages in [1, SPARSE] {
+        let some_right = inside(|| of_each(pages * 4096, &kept));
         // SAFETY: the child reads memory and ends.
         let child = inside(|| unsafe { libc::fork() });
         if child == 0 {
-            let mut last = kept.bytes_mut().chunks_mut(4096);
-            last.by_ref().take(blocks / 2).for_each(|block| block[1] ^= 1);
+            let some_of_half = kept.bytes_mut().chunks_mut(4096).take(blocks / 2).step_by(pages);
+            some_of_half.for_each(|block| block[1] ^= 1);
             // A child's child has another way to its memory.
             // SAFETY: as above.
             let second = unsafe { libc::fork() };
@@ -262,7 +269,7 @@ fn use_all(conf: &str) {
                 // SAFETY: there is room for the status.
                 unsafe { libc::waitpid(second, &raw mut status, 0) };
             }
-            let is_right = sum(&kept) == right && status == 0;
+            let is_right = of_each(pages * 4096, &kept) == some_right && status == 0;
             // SAFETY: ends the process; takes no pointers.
             unsafe { libc::_exit(i32::from(!is_right)) };
         }
