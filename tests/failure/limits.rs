@@ -1,7 +1,7 @@
 //! The limit when it cannot be held, and arguments that make no sense.
 #![expect(unsafe_code, reason = "forks, and discards far memory")]
 
-use crate::common::{bytes, mem_store, region, watchdog};
+use crate::common::{amount, bytes, mem_store, region, watchdog};
 use crate::harness::{
     Far, HUNG, Stop, WAYS, config, in_child, park_on_sigbus, read_word, sigbus_count, stamp,
     wait_until,
@@ -486,13 +486,13 @@ fn hundreds_of_regions_at_once() {
 
 #[test]
 fn thousands_of_mappings_in_one_region() {
-    const MAPPINGS: usize = 40_000;
+    let mappings = amount(40_000);
     let _watchdog = watchdog("many mappings", HUNG);
     let config = config(Install::Auto).span(ByteCount::gib(4));
     let Some(region) = region(config, mem_store(ByteCount::mib(512))) else { return };
     let len = ByteCount::kib(4);
-    let mut all = Vec::with_capacity(MAPPINGS);
-    for n in 0..MAPPINGS {
+    let mut all = Vec::with_capacity(mappings);
+    for n in 0..mappings {
         let ptr = region.map(len).expect("there is room").cast::<u8>();
         crate::harness::write_word(ptr.as_ptr() as usize, n as u64 + 1);
         all.push(ptr);
