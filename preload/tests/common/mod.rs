@@ -4,6 +4,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 /// The status of `farheap run` where it cannot do what it is asked for.
@@ -109,16 +110,23 @@ fn resident_so_far(pid: u32) -> u64 {
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap_or_default() * 1024
 }
 
-/// Whether `farheap run` may run programs here; says why not.
+/// Whether `farheap run` may run programs here, which is tried once; says why not.
 pub(crate) fn permitted() -> bool {
-    let dir = tempfile::tempdir().expect("a directory");
-    let ended = end(run(&["--limit", "16MiB"]).arg("true"), dir.path());
-    if ended.status.code() == Some(REFUSED) {
-        println!("skipped: {}", ended.errors.lines().last().unwrap_or("refused without a reason"));
-        return false;
+    static REFUSAL: OnceLock<Option<String>> = OnceLock::new();
+    let refusal = REFUSAL.get_or_init(|| {
+        let dir = tempfile::tempdir().expect("a directory");
+        let ended = end(run(&["--limit", "16MiB"]).arg("true"), dir.path());
+        if ended.status.code() == Some(REFUSED) {
+            let reason = ended.errors.lines().last().unwrap_or("refused without a reason");
+            return Some(reason.to_owned());
+        }
+        assert!(ended.status.success(), "{ended:?}");
+        None
+    });
+    if let Some(reason) = refusal {
+        println!("skipped: {reason}");
     }
-    assert!(ended.status.success(), "{ended:?}");
-    true
+    refusal.is_none()
 }
 
 /// Whether a program is installed; says when it is not.
