@@ -20,7 +20,7 @@
 #define FAR (96ul << 20)
 #define CHECK(what) do { if (!(what)) { printf("line %d: %s\n", __LINE__, #what); exit(1); } } while (0)
 
-__asm__(".section .rodata\n.balign 4096\nconstant:\n.rept 6291456\n.quad 1\n.endr\n.text");
+__asm__(".section .rodata\n.balign 4096\nconstant:\n.fill 6291456, 8, 1\n.text");
 extern const volatile uint64_t constant[CONSTANT / 8];
 static unsigned char *far;
 
