@@ -6,12 +6,12 @@
 
 use serde_json::{Map, Value, json};
 
-/// The calls of the library (book/src/reference/limits.md) and two others. Those that start threads and processes are left out:
+/// The calls of the library (book/src/reference/limits.md) and three others. Those that start threads and processes are left out:
 /// each profile has its own conditions for them.
 const CALLS: &str = "\
     capget clock_nanosleep close close_range dup3 eventfd2 exit exit_group faccessat2 fallocate fcntl fstatfs \
     ftruncate futex get_robust_list getpid getppid getpriority gettid io_uring_enter io_uring_setup ioctl ioprio_get \
-    ioprio_set lseek madvise membarrier memfd_create mlock mmap mprotect munlock munmap newfstatat open openat \
+    ioprio_set lseek madvise membarrier memfd_create mlock mlock2 mmap mprotect munlock munmap newfstatat open openat \
     pidfd_open pipe2 ppoll prctl pread64 preadv prlimit64 process_madvise process_vm_readv pwrite64 pwritev read \
     restart_syscall rseq rt_sigaction rt_sigprocmask rt_sigreturn sched_getaffinity sched_getscheduler \
     sched_setaffinity sched_setscheduler sched_yield set_robust_list sigaltstack statx userfaultfd wait4 write";
@@ -142,8 +142,8 @@ mod tests {
         let rows = table.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
         let conditional = ["clone", "clone3", "unshare"];
         let mut made: Vec<&str> = rows.filter(|name| !conditional.contains(name)).collect();
-        // Where there is no device; of jemalloc when it starts.
-        made.extend(["userfaultfd", "open"]);
+        // Where there is no device; of jemalloc when it starts; of the library of `farheap run`.
+        made.extend(["userfaultfd", "open", "mlock2"]);
         made.sort_unstable();
         assert_eq!(CALLS, made.join(" "));
     }

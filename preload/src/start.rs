@@ -17,6 +17,7 @@ use std::alloc::{GlobalAlloc, Layout};
 use std::arch::asm;
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
@@ -332,6 +333,9 @@ fn start() -> Result<(), farheap::Error> {
     let builder = Heap::builder().threshold(farheap::ByteCount::ZERO);
     let conf = SETTINGS.get().and_then(|settings| settings.conf.as_deref());
     let builder = conf.map_or(Ok(builder.clone()), |conf| builder.parse(conf))?;
+    if let Some((_, false)) = settings().and_then(Settings::limit) {
+        keep_own_code();
+    }
     let _low = descriptors::keep_low_numbers();
     // Not `off`, which is no size.
     let threshold = builder.get("threshold").and_then(|text| text.parse().ok());
@@ -356,25 +360,44 @@ pub(crate) fn is_loader(code: usize) -> bool {
     (start..end).contains(&code)
 }
 
-/// Finds where the kernel has mapped the loader, by the headers that it begins with.
+/// Returns flags and addresses of the parts of an object that is loaded at `base`, by the headers that it begins with.
+fn loaded_parts(base: usize) -> impl Iterator<Item = (u32, Range<usize>)> {
+    // SAFETY: an object is mapped there, which begins with this header.
+    let header = unsafe { (base as *const libc::Elf64_Ehdr).read() };
+    (0..usize::from(header.e_phnum)).filter_map(move |n| {
+        let at = base + header.e_phoff as usize + n * size_of::<libc::Elf64_Phdr>();
+        // SAFETY: the headers follow, in the part that is mapped first.
+        let part = unsafe { (at as *const libc::Elf64_Phdr).read() };
+        let start = base + part.p_vaddr as usize;
+        (part.p_type == libc::PT_LOAD).then(|| (part.p_flags, start..start + part.p_memsz as usize))
+    })
+}
+
+/// Locks the code of this library in memory, as it is used, where the process may lock that much: it makes room for the rest.
+/// In a small group the kernel took it away as fast as it was read again, so that no room was made, and nothing went on.
+#[expect(clippy::disallowed_methods, reason = "the C library has the function since 2.27 only")]
+fn keep_own_code() {
+    let here: fn() = keep_own_code;
+    let mut own = MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: fills the structure, of which zeros are a value.
+    let is_found = unsafe { libc::dladdr(here as *const c_void, own.as_mut_ptr()) } != 0;
+    // SAFETY: as above.
+    let base = unsafe { own.assume_init() }.dli_fbase as usize;
+    let parts = (is_found && base != 0).then(|| loaded_parts(base)).into_iter().flatten();
+    for (_, code) in parts.filter(|(flags, _)| flags & libc::PF_X != 0) {
+        // SAFETY: locks what is mapped there, and nothing where that is refused.
+        unsafe { libc::syscall(libc::SYS_mlock2, code.start, code.len(), libc::MLOCK_ONFAULT) };
+    }
+}
+
+/// Finds where the kernel has mapped the loader.
 #[cold]
 fn find_loader() {
     // SAFETY: takes no pointers.
     let base = unsafe { libc::getauxval(libc::AT_BASE) } as usize;
-    let mut end = base;
     // 0: the loader was called as a program, with this one as its argument.
-    if base != 0 {
-        // SAFETY: the kernel has mapped the loader there, which begins with this header.
-        let header = unsafe { (base as *const libc::Elf64_Ehdr).read() };
-        for n in 0..usize::from(header.e_phnum) {
-            let at = base + header.e_phoff as usize + n * size_of::<libc::Elf64_Phdr>();
-            // SAFETY: the headers follow, in the part that is mapped first.
-            let part = unsafe { (at as *const libc::Elf64_Phdr).read() };
-            if part.p_type == libc::PT_LOAD {
-                end = end.max(base + (part.p_vaddr + part.p_memsz) as usize);
-            }
-        }
-    }
+    let parts = (base != 0).then(|| loaded_parts(base)).into_iter().flatten();
+    let end = parts.map(|(_, part)| part.end).max().unwrap_or(base);
     LOADER[0].store(base, Ordering::Relaxed);
     LOADER[1].store(end.max(1), Ordering::Relaxed);
 }

@@ -298,6 +298,37 @@ fn the_heap_starts_when_the_program_has_used_as_much_as_is_documented() {
 }
 
 #[test]
+fn code_of_the_library_stays_in_memory_where_the_limit_is_what_a_group_leaves() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = dir.path().join("locked");
+    let source = r#"
+        #include <stdio.h>
+        #include <stdlib.h>
+        #include <string.h>
+        #include <sys/resource.h>
+        #include <unistd.h>
+        int main(void) {
+            for (int n = 0; n < 160; n++) memset(malloc(65536), 1, 65536);
+            struct rlimit most;
+            getrlimit(RLIMIT_MEMLOCK, &most);
+            FILE *status = fopen("/proc/self/status", "r");
+            char line[256];
+            long locked = 0;
+            while (fgets(line, sizeof line, status)) sscanf(line, "VmLck: %ld", &locked);
+            puts(locked > 0 ? "locked" : geteuid() && most.rlim_cur < 8 << 20 ? "not allowed" : "not locked");
+        }"#;
+    if !permitted() || !compile("gcc", &["-fno-builtin"], source, &program) {
+        return;
+    }
+    let of = |options| end(run(options).arg(&program), dir.path()).out;
+    assert_eq!(of(&["--limit", "64MiB"]), "not locked\n", "code leaves there");
+    match of(&[]).as_str() {
+        "not allowed\n" => println!("skipped: the process may lock less than 8 MiB"),
+        other => assert_eq!(other, "locked\n"),
+    }
+}
+
+#[test]
 fn a_program_that_uses_little_memory_has_no_far_heap_and_no_threads() {
     if !installed("sh") || !permitted() {
         return;

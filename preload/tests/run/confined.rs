@@ -19,7 +19,7 @@ numbers! {
     SYS_fstatfs SYS_ftruncate SYS_futex SYS_get_robust_list SYS_getcwd SYS_getegid SYS_geteuid SYS_getgid
     SYS_getpid SYS_getppid SYS_getpriority SYS_getrandom SYS_gettid SYS_getuid SYS_io_uring_enter
     SYS_io_uring_setup SYS_ioctl SYS_ioprio_get SYS_ioprio_set SYS_lseek SYS_lstat SYS_madvise SYS_membarrier
-    SYS_memfd_create SYS_mlock SYS_mmap SYS_mprotect SYS_mremap SYS_munlock SYS_munmap SYS_newfstatat SYS_open
+    SYS_memfd_create SYS_mlock SYS_mlock2 SYS_mmap SYS_mprotect SYS_mremap SYS_munlock SYS_munmap SYS_newfstatat SYS_open
     SYS_openat SYS_pidfd_open SYS_pipe SYS_pipe2 SYS_poll SYS_ppoll SYS_prctl SYS_pread64 SYS_preadv
     SYS_prlimit64 SYS_process_madvise SYS_process_vm_readv SYS_pwrite64 SYS_pwritev SYS_read SYS_readlink
     SYS_readlinkat SYS_restart_syscall SYS_rseq SYS_rt_sigaction SYS_rt_sigprocmask SYS_rt_sigreturn
