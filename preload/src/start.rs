@@ -314,11 +314,16 @@ fn look(bytes: usize) {
 
 /// Bytes in use at which the heap is started.
 fn start_at() -> u64 {
-    static BYTES: OnceLock<u64> = OnceLock::new();
-    *BYTES.get_or_init(|| {
-        let limit = settings().and_then(Settings::limit).map_or(u64::MAX, |(limit, _)| limit.0);
-        (limit / START_PART).clamp(START_MIN.0, START.0)
-    })
+    // No lock: a child that is forked while another thread has it would wait for ever. 0: not known yet.
+    static BYTES: AtomicU64 = AtomicU64::new(0);
+    let known = BYTES.load(Ordering::Relaxed);
+    if known > 0 {
+        return known;
+    }
+    let limit = settings().and_then(Settings::limit).map_or(u64::MAX, |(limit, _)| limit.0);
+    let bytes = (limit / START_PART).clamp(START_MIN.0, START.0);
+    BYTES.store(bytes, Ordering::Relaxed);
+    bytes
 }
 
 fn over() {
@@ -360,9 +365,12 @@ pub(crate) fn is_loader(code: usize) -> bool {
     (start..end).contains(&code)
 }
 
-/// Returns flags and addresses of the parts of an object that is loaded at `base`, by the headers that it begins with.
-fn loaded_parts(base: usize) -> impl Iterator<Item = (u32, Range<usize>)> {
-    // SAFETY: an object is mapped there, which begins with this header.
+/// Returns flags and addresses of the parts of an object, by the headers that it begins with.
+///
+/// # Safety
+/// An ELF object is loaded at `base`, and stays.
+unsafe fn loaded_parts(base: usize) -> impl Iterator<Item = (u32, Range<usize>)> {
+    // SAFETY: the object begins with this header.
     let header = unsafe { (base as *const libc::Elf64_Ehdr).read() };
     (0..usize::from(header.e_phnum)).filter_map(move |n| {
         let at = base + header.e_phoff as usize + n * size_of::<libc::Elf64_Phdr>();
@@ -381,9 +389,11 @@ fn keep_own_code() {
     let mut own = MaybeUninit::<libc::Dl_info>::zeroed();
     // SAFETY: fills the structure, of which zeros are a value.
     let is_found = unsafe { libc::dladdr(here as *const c_void, own.as_mut_ptr()) } != 0;
-    // SAFETY: as above.
+    // SAFETY: zeros, or what the loader has filled in.
     let base = unsafe { own.assume_init() }.dli_fbase as usize;
-    let parts = (is_found && base != 0).then(|| loaded_parts(base)).into_iter().flatten();
+    // SAFETY: this library is loaded there, and is never unloaded while its code runs.
+    let parts =
+        (is_found && base != 0).then(|| unsafe { loaded_parts(base) }).into_iter().flatten();
     for (_, code) in parts.filter(|(flags, _)| flags & libc::PF_X != 0) {
         // SAFETY: locks what is mapped there, and nothing where that is refused.
         unsafe { libc::syscall(libc::SYS_mlock2, code.start, code.len(), libc::MLOCK_ONFAULT) };
@@ -396,7 +406,8 @@ fn find_loader() {
     // SAFETY: takes no pointers.
     let base = unsafe { libc::getauxval(libc::AT_BASE) } as usize;
     // 0: the loader was called as a program, with this one as its argument.
-    let parts = (base != 0).then(|| loaded_parts(base)).into_iter().flatten();
+    // SAFETY: the kernel has mapped the loader there, for good.
+    let parts = (base != 0).then(|| unsafe { loaded_parts(base) }).into_iter().flatten();
     let end = parts.map(|(_, part)| part.end).max().unwrap_or(base);
     LOADER[0].store(base, Ordering::Relaxed);
     LOADER[1].store(end.max(1), Ordering::Relaxed);
